@@ -197,7 +197,7 @@ def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
         return functions
 
     def neighbors(inputs: Any) -> dict[str, Any]:
-        found = model.neighborhood.neighbors(model.features(inputs), k)._asdict()
+        found = model.neighbors_of_batch(inputs, k)._asdict()
         found["entries"] = found.pop("indices")
         if model.task == "classification":
             found["classes"] = ops.argmax(found["values"], axis=-1)

@@ -11,38 +11,67 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
+from nsl_keras.few_shot.calibration import fitted_temperature, held_out_parts
 from nsl_keras.few_shot.classes import as_classes
 from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
+from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training.data import gather
 
 
-class WithClassNames(keras.Model):
-    """A model that keeps the names of its classes in its config."""
+class AdaptedClassifier(keras.Model):
+    """A model that keeps the names of its classes, and its temperature, in its config."""
 
     class_names: tuple[str, ...] | None = None
+    temperature: float = 1.0
+
+    def calibrate(self, temperature: float) -> None:
+        """Divides the logits by a temperature from now on."""
+        self.temperature = temperature
 
     def get_config(self) -> dict[str, Any]:
         names = self.class_names and [*self.class_names]
-        return {**super().get_config(), "class_names": names}
+        own = {"class_names": names, "temperature": self.temperature}
+        return {**super().get_config(), **own}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
-        names = config.pop("class_names")
+        names, temperature = config.pop("class_names"), config.pop("temperature")
         model = super().from_config(config, custom_objects)
-        model.class_names = names and tuple(names)
+        model.class_names, model.temperature = names and tuple(names), temperature
         return model
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class AdaptedModel(WithClassNames, keras.Sequential):
+class AdaptedModel(AdaptedClassifier, keras.Sequential):
     """A network, and a head made from a support set."""
+
+    def calibrate(self, temperature: float) -> None:
+        super().calibrate(temperature)
+        dtype = self.outputs[0].dtype
+        self.add(keras.layers.Rescaling(1 / temperature, dtype=dtype, name="calibration"))
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class AdaptedNeighborhoods(WithClassNames, MetaNeighborhoodModel):
+class AdaptedNeighborhoods(AdaptedClassifier, MetaNeighborhoodModel):
     """Meta-Neighborhoods whose dictionary is a support set."""
+
+    def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
+        return super().call(inputs, training=training, adapt=adapt) / self.temperature
+
+    def neighbors_of_batch(self, inputs: Any, k: int, by: str = "attention") -> Neighbors:
+        found = super().neighbors_of_batch(inputs, k, by)
+        return found._replace(
+            output_changes=found.output_changes / self.temperature,
+            before=found.before / self.temperature,
+            after=found.after / self.temperature,
+        )
+
+    def _without_adaptation(self) -> keras.Model:
+        plain = super()._without_adaptation()
+        outputs = plain.outputs[0] / self.temperature
+        return keras.Model(plain.input, outputs, name=plain.name)
 
 
 class Adapting:
@@ -68,9 +97,14 @@ class Adapting:
     ) -> keras.Model:
         """Returns a Keras model that classifies single examples into new classes.
 
-        Its outputs are the learner's logits for queries, with `x` as the support set. A
-        `MAML` with an `inner_loss` returns the adapted network. The model shares no weights
-        with the learner. Import nsl_keras before you load its `.keras` file.
+        Its outputs are the learner's logits for queries, with `x` as the support set,
+        divided by a `temperature`, so that their softmax gives calibrated probabilities. The
+        temperature is fitted to examples of `x` that the learner classifies from the rest:
+        one example per class is held out at a time, or a fifth of them if there are more
+        than five. If every class has a single example, the temperature is fitted to the
+        support set itself. A `MAML` with an `inner_loss` returns the adapted network. The
+        model shares no weights with the learner. Import nsl_keras before you load its
+        `.keras` file.
 
         Args:
             x: Array or list of the support examples; or a data set of batches `(examples,
@@ -82,14 +116,14 @@ class Adapting:
                 themselves, in ascending order.
 
         Returns:
-            A built model, not compiled, with the attribute `class_names`. A
-            `NeighborhoodLearner` returns a `MetaNeighborhoodModel`, whose `neighbors` are
-            support examples.
+            A built model, not compiled, with the attributes `class_names` and
+            `temperature`. A `NeighborhoodLearner` returns a `MetaNeighborhoodModel`, whose
+            `neighbors` are support examples.
 
         Raises:
             ValueError: For bad examples, labels or names; if the network fixes the number
-                of classes, for more or fewer than `ways`; and for
-                `batch_normalization="transductive"`.
+                of classes, for more or fewer than `ways`; for logits that are not finite;
+                and for `batch_normalization="transductive"`.
 
         Example:
 
@@ -123,9 +157,11 @@ class Adapting:
                 f"`y` must have {self.ways} classes, the `ways` of the learner. "
                 f"Received: {ways} classes"
             )
-        found = self._adapted(examples, labels, ways)
+        found, learner, support = self._adapted(examples, labels, ways)
         model = AdaptedModel(found) if isinstance(found, list) else found
         model.class_names = names
+        if self.classifies:
+            model.calibrate(_temperature(learner, support, labels))
         model(examples[:1])  # Keras exports no model to ONNX that was never called.
         return model
 
@@ -135,8 +171,27 @@ class Adapting:
         """Builds the learner for examples and labels of these shapes."""
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
-        """Returns the model for a support set, or its layers; targets have no `ways`."""
+        """Returns the model for a support set, or its layers; targets have no `ways`.
+
+        Then a learner of episodes that gives the same logits, and the support examples as
+        this learner takes them.
+        """
         raise NotImplementedError
+
+
+def _temperature(learner: Any, examples: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the temperature of a learner's logits, from a support set alone."""
+
+    def scores(support: Any, queries: Any) -> np.ndarray:
+        sets = examples[support], labels[support], examples[queries]
+        logits = learner(tuple(each[None] for each in sets))
+        return ops.convert_to_numpy(logits)[0]
+
+    everyone = np.ones(len(labels), bool)
+    parts = [(~part, part) for part in held_out_parts(labels)] or [(everyone, everyone)]
+    logits = np.concatenate([scores(*part) for part in parts])
+    validation.finite(logits, "logits")
+    return fitted_temperature(logits, np.concatenate([labels[held] for _, held in parts]))
 
 
 def _numbered(

@@ -166,7 +166,8 @@ class Finetuner(Adapting):
             values = self._values_after(features, ops.convert_to_tensor(labels), *drawn)
         state += zip(self._after.variables, values, strict=True)
         new = {id(variable): value for variable, value in state}
-        return adapted_copy(self._copy, self.batch_normalization, support, new)
+        layers = adapted_copy(self._copy, self.batch_normalization, support, new)
+        return layers, self, images
 
     def _scores(
         self,

@@ -256,4 +256,5 @@ class MAML(EpisodicLearner):
         support = ops.convert_to_tensor(images, dtype)
         values = self._values_after(support, targets, training=False)
         new = dict(zip(map(id, self.functional.variables), values, strict=True))
-        return adapted_copy(self.model, self.batch_normalization, support, new)
+        layers = adapted_copy(self.model, self.batch_normalization, support, new)
+        return layers, self, ops.convert_to_numpy(support)

@@ -86,20 +86,26 @@ class MetricLearner(EpisodicLearner):
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
         features = at_least_float32(layers[-1].predict(images, verbose=0))
-        # A learner of the same weights, from features to logits.
+        learner = self._of_features(features, ways)
+        head = SupportSet(learner, len(features), dtype=features.dtype)
+        head.build(features.shape)
+        head.features.assign(features)
+        head.labels.assign(labels)
+        return [*layers, head], learner, ops.convert_to_numpy(features)
+
+    def _of_features(self, features: Tensor, ways: int) -> MetricLearner:
+        """Returns a learner of the same weights, from features to logits."""
         dtype = keras.backend.standardize_dtype(features.dtype)
         inputs = keras.Input(features.shape[1:], dtype=dtype)
         backbone = keras.Model(inputs, keras.layers.Identity(dtype=dtype)(inputs))
         backbone = keras.saving.serialize_keras_object(backbone)
         config = {**self.get_config(), "backbone": backbone, "ways": ways}
-        head = SupportSet(self.from_config(config), len(features), dtype=dtype)
-        head.build(features.shape)
+        learner = self.from_config(config)
+        learner._build_for(features.shape[1:])
         others = set(map(id, self.backbone.weights))
         own = [each for each in self.weights if id(each) not in others]
-        head.learner.set_weights([*map(ops.convert_to_numpy, own)])
-        head.features.assign(features)
-        head.labels.assign(labels)
-        return [*layers, head]
+        learner.set_weights([*map(ops.convert_to_numpy, own)])
+        return learner
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

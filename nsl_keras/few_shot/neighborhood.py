@@ -131,6 +131,7 @@ class NeighborhoodLearner(MetricLearner):
         layers.append(keras.layers.Reshape((-1,), dtype=self.dtype_policy))
         backbone = keras.Sequential(layers)
         support = at_least_float32(backbone.predict(images, verbose=0))
+        learner = self._of_features(support, ways)
         validation.finite(ops.convert_to_numpy(support), "features")
         membership = np.eye(ways)[labels]
         options = {"dtype": self.dtype_policy}
@@ -160,4 +161,4 @@ class NeighborhoodLearner(MetricLearner):
         head.learned_scale.assign(ops.convert_to_numpy(self.learned_scale))
         rates = [*map(ops.convert_to_numpy, self.rate.weights)]
         model.neighborhood.rate.set_weights(rates)
-        return model
+        return model, learner, ops.convert_to_numpy(support)

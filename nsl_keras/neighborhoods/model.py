@@ -362,6 +362,10 @@ class MetaNeighborhoodModel(CheckedModel):
         )
         return found
 
+    def neighbors_of_batch(self, inputs: Any, k: int, by: str = "attention") -> Neighbors:
+        """Returns `neighbors` of a batch as tensors, for use in a function of your own."""
+        return self.neighborhood.neighbors(self.features(inputs), k, by)
+
     def nearest_examples(
         self,
         x: Any,
@@ -425,7 +429,7 @@ class MetaNeighborhoodModel(CheckedModel):
     def _ranked(self, k: int, by: str) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
         return data.BatchFunction(
-            lambda batch: self.neighborhood.neighbors(self.features(batch), k, by),
+            lambda batch: self.neighbors_of_batch(batch, k, by),
             self,
             self.run_eagerly,
         )

@@ -61,7 +61,8 @@ def test_a_support_example_without_features_adapts_too():
     support[3] = 0.0
     labels = np.arange(4) % 2
     expected = learner.predict([each[None] for each in (support, labels, support)], 1, 0)
-    found = learner.adapt(support, labels).predict(support, verbose=0)
+    model = learner.adapt(support, labels)
+    found = model.temperature * model.predict(support, verbose=0)
     np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
 
 

@@ -1,0 +1,91 @@
+"""Temperatures: a closed form, parts that are held out, and honest probabilities."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import as_numpy
+
+from nsl_keras import few_shot
+from nsl_keras.few_shot.calibration import fitted_temperature, held_out_parts
+
+
+@pytest.mark.parametrize("right", [6, 8, 10])
+def test_temperature_of_equal_logits(right):
+    """For two classes the best probability is the mean of the targets."""
+    labels = np.zeros(10, int)
+    logits = np.where(np.arange(10)[:, None] < right, [3.0, 0.0], [0.0, 3.0])
+    probability = (right * (1 - 1 / 12) + (10 - right) / 12) / 10
+    expected = 3 / np.log(probability / (1 - probability))
+    assert fitted_temperature(logits, labels) == pytest.approx(expected, rel=0.02)
+    scaled = fitted_temperature(1e-4 * logits, labels)
+    assert scaled == pytest.approx(1e-4 * expected, rel=0.02)
+
+
+def test_logits_that_know_nothing_stay():
+    assert fitted_temperature(np.ones((4, 3)), np.arange(4) % 3) == 1
+
+
+def test_parts_hold_each_example_out_once_and_never_a_whole_class():
+    labels = np.repeat([0, 1, 2, 3], [1, 2, 5, 12])
+    parts = held_out_parts(labels)
+    np.testing.assert_array_equal(np.sum(parts, axis=0), labels != 0)
+    for part in parts:
+        assert set(labels[~part]) == {0, 1, 2, 3}
+        assert part[labels == 2].sum() == 1
+    assert held_out_parts(np.arange(3)) == []
+
+
+def blobs(shots, queries, seed):
+    rng = np.random.default_rng(seed)
+    means, labels = rng.normal(size=(3, 8)), np.arange(3 * (shots + queries)) % 3
+    x = (means[labels] + 1.2 * rng.normal(size=(len(labels), 8))).astype("float32")
+    return x[: 3 * shots], labels[: 3 * shots], x[3 * shots :], labels[3 * shots :]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["centroid", "neighborhood", pytest.param("finetuner", marks=pytest.mark.long)],
+)
+def test_probabilities_are_about_as_large_as_the_accuracy(kind):
+    inputs = keras.Input((8,))
+    backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
+    network = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    learner = {
+        "centroid": lambda: few_shot.NearestCentroid(backbone),
+        "neighborhood": lambda: few_shot.NeighborhoodLearner(backbone),
+        "finetuner": lambda: few_shot.Finetuner(network, 3),
+    }[kind]()
+    certainties, hits, before = [], [], []
+    for seed in range(4):
+        support, labels, queries, expected = blobs(10, 50, seed)
+        model = learner.adapt(support, labels)
+        logits = model.predict(queries, verbose=0)
+        hits.append(np.mean(logits.argmax(axis=1) == expected))
+        for scale, found in ((1, certainties), (model.temperature, before)):
+            probabilities = as_numpy(keras.ops.softmax(scale * logits))
+            found.append(probabilities.max(axis=1).mean())
+    gap = abs(np.mean(certainties) - np.mean(hits))
+    assert gap < 0.06 and gap < abs(np.mean(before) - np.mean(hits))
+
+
+def test_neighbors_and_the_plain_model_have_the_temperature():
+    inputs = keras.Input((8,))
+    backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
+    support, labels, queries, _ = blobs(4, 5, seed=0)
+    model = few_shot.NeighborhoodLearner(backbone).adapt(support, labels)
+    found = model.neighbors(queries, k=len(support))
+    after, before = model.predict(queries, verbose=0), model(queries, adapt=False)
+    np.testing.assert_allclose(found.after, after, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.before, before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.unadapted(queries), before, rtol=1e-5, atol=1e-6)
+    change = found.output_changes.sum(axis=1)
+    np.testing.assert_allclose(change, after - as_numpy(before), rtol=1e-2, atol=1e-4)
+
+
+def test_diverging_inner_steps_are_an_error():
+    network = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    support, labels, _, _ = blobs(2, 1, seed=0)
+    learner = few_shot.MAML(network, inner_steps=9, inner_learning_rate=1e38)
+    support *= 10
+    with pytest.raises(ValueError, match="`logits` must be finite"):
+        learner.adapt(support, labels)
