@@ -37,14 +37,16 @@ def save_model(
     | signature | outputs |
     |---|---|
     | `serve`, also named `serving_default` | the predictions |
+    | `classify` | `class`, the name of the class, and `probabilities` |
     | `unadapted` | the predictions before adaptation |
     | `features` | the features, of shape `(batch, features)` |
     | `neighbors` | `entries`, `classes`, and the rest of `Neighbors` |
 
-    Only a `MetaNeighborhoodModel` has the last three signatures. `entries` are the indices
-    of the `k` dictionary entries of largest attention, and `classes` (of classifiers) are
-    their classes, both of shape `(batch, k)`. `MetaNeighborhoodModel.neighbors` explains
-    the other outputs.
+    `classify` needs TensorFlow and a model of logits with `class_names`, which `adapt`
+    returns. Only a `MetaNeighborhoodModel` has the last three signatures. `entries` are the
+    indices of the `k` dictionary entries of largest attention, and `classes` (of
+    classifiers) are their classes, both of shape `(batch, k)`.
+    `MetaNeighborhoodModel.neighbors` explains the other outputs.
 
     A single input is named `inputs`. Several inputs keep the names of the model's inputs
     or, for dict inputs, the keys; the method `serve` of the loaded model, and
@@ -107,7 +109,8 @@ def save_model(
         )
     inputs = _inputs_of(model, preprocessing, examples)
     served, further = _folded(model), dict(signatures or {})
-    functions = {**_signatures_of(served, k), **further}
+    names = getattr(model, "class_names", None)
+    functions = {**_signatures_of(served, k, names), **further}
 
     def guarded(function: Function) -> Function:
         def serve(batch: Any) -> Any:
@@ -190,9 +193,18 @@ def _folded(model: keras.Model) -> keras.Model:
         return model
 
 
-def _signatures_of(model: keras.Model, k: int) -> dict[str, Function]:
+def _signatures_of(model: keras.Model, k: int, names: Any) -> dict[str, Function]:
     """Returns the built-in signatures of a model."""
     functions = {"serve": lambda inputs: model(inputs, training=False)}
+    if names and keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        def classify(inputs: Any) -> dict[str, Any]:
+            probabilities = ops.softmax(model(inputs, training=False))
+            found = ops.argmax(probabilities, axis=-1)
+            return {"class": tf.gather(names, found), "probabilities": probabilities}
+
+        functions["classify"] = classify
     if not isinstance(model, MetaNeighborhoodModel):
         return functions
 

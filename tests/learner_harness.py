@@ -291,6 +291,11 @@ def check_adapted_export(case, folder):
     expected = model.predict(images, verbose=0)
     nsl_keras.export.save_model(model, folder / "1", examples=images)
     loaded = tf.saved_model.load(str(folder / "1"))
+    if IS_TENSORFLOW:
+        named = loaded.signatures["classify"](inputs=tf.constant(images))
+        wanted = [model.class_names[each].encode() for each in expected.argmax(axis=1)]
+        assert named["class"].numpy().tolist() == wanted
+        np.testing.assert_allclose(named["probabilities"], tf.nn.softmax(expected), 1e-4)
     runs = [lambda batch: loaded.serve(tf.constant(batch)).numpy()]
     if IS_TENSORFLOW:
         session = onnxruntime.InferenceSession(folder / "model.onnx")

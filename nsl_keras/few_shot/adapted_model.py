@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,7 +99,7 @@ class Adapting:
         """Returns a Keras model that classifies single examples into new classes.
 
         Its outputs are the learner's logits for queries, with `x` as the support set,
-        divided by a `temperature`, so that their softmax gives calibrated probabilities. The
+        divided by a `temperature`: their softmax gives calibrated probabilities. The
         temperature is fitted to examples of `x` that the learner classifies from the rest:
         one example per class is held out at a time, or a fifth of them if there are more
         than five. If every class has a single example, the temperature is fitted to the
@@ -139,7 +140,18 @@ class Adapting:
         """
         if class_names is None:
             class_names = getattr(x, "class_names", None)
+        if isinstance(x, (str, os.PathLike)):
+            raise ValueError(
+                "`x` must hold examples. To read images from a folder, pass "
+                "`keras.utils.image_dataset_from_directory(folder, image_size=...)`. "
+                f"Received: x={x!r}"
+            )
         examples, labels = gather(np.stack(x) if isinstance(x, (list, tuple)) else x, y)
+        if labels is None:
+            raise ValueError(
+                "`y` must be given, unless `x` is a data set that yields labels. "
+                "Received: y=None"
+            )
         validation.finite(examples, "x")
         names = ways = None
         if self.classifies:
@@ -201,20 +213,28 @@ def _numbered(
     given = as_classes(labels, "y")
     found, numbers = np.unique(given, return_inverse=True)
     names = [*map(str, found.tolist() if class_names is None else class_names)]
-    if class_names is not None:
-        is_named = given.dtype.kind == "U"
-        numbers = np.array(
-            [names.index(each) if each in names else -1 for each in given.tolist()]
-            if is_named
-            else given
-        )
-    wanted = np.arange(len(names))
-    if len(given) != examples or len(names) < 2 or set(numbers) != set(wanted):
+    if len(given) != examples:
         raise ValueError(
-            "`y` must hold a label for each example, of two or more classes, and "
-            "`class_names` a name for each class, each of them at least once in `y`. "
-            f"Received: {len(given)} labels for {examples} examples, of the classes "
-            f"{found.tolist()}, and class_names={class_names!r}"
+            "`y` must hold one label per example. "
+            f"Received: {len(given)} labels for {examples} examples"
+        )
+    if class_names is not None:
+        known = names if given.dtype.kind == "U" else [*range(len(names))]
+        unknown = [label for label in found.tolist() if label not in known]
+        if unknown:
+            raise ValueError(
+                "`y` must hold names of `class_names`, or numbers that count them from 0. "
+                f"Received: the labels {unknown}, and class_names={class_names!r}"
+            )
+        numbers = np.array([known.index(label) for label in given.tolist()])
+    missing = [name for number, name in enumerate(names) if number not in numbers]
+    if missing:
+        raise ValueError(
+            f"`y` must hold an example of each class. Received: no example of {missing}"
+        )
+    if len(names) < 2:
+        raise ValueError(
+            f"`y` must hold two or more classes. Received: the class {names[0]!r} alone"
         )
     return numbers.astype("int32"), tuple(names)
 

@@ -81,17 +81,20 @@ def test_neighbors_of_an_adapted_model_are_support_images():
 @pytest.mark.parametrize(
     "x, y, names, message",
     [
-        (SUPPORT, LABELS + 1, NAMES, "`y` must hold a label for each example"),
-        (SUPPORT, LABELS[:-1], None, "`y` must hold a label for each example"),
-        (SUPPORT, None, None, "`y` must be class numbers or names"),
-        (SUPPORT, np.zeros(6, int), None, "two or more classes"),
-        (SUPPORT, LABELS, NAMES[:2], "`class_names` a name for each class"),
-        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl", "bee"), "a name for each class"),
+        (SUPPORT, LABELS + 1, NAMES, r"numbers that count them from 0.*labels \[3\]"),
+        (SUPPORT, LABELS[:-1], None, r"one label per example.*: 5 labels for 6"),
+        (SUPPORT, None, None, "`y` must be given, unless"),
+        (SUPPORT, np.eye(3)[LABELS], None, r"`y` must be class numbers or names"),
+        (SUPPORT, np.zeros(6, int), None, "two or more classes.*'0' alone"),
+        (SUPPORT, LABELS, NAMES[:2], r"numbers that count them from 0.*labels \[2\]"),
+        (SUPPORT, LABELS, (*NAMES, "bee"), r"each class.*no example of \['bee'\]"),
+        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"the labels \['lynx'\]"),
+        ("photos", None, None, "image_dataset_from_directory"),
         (SUPPORT * np.nan, LABELS, None, "`x` must be finite"),
     ],
 )
 def test_wrong_support_sets(x, y, names, message):
-    with pytest.raises(ValueError, match=f"{message}.*Received"):
+    with pytest.raises(ValueError, match=message):
         learner().adapt(x, y, names)
 
 

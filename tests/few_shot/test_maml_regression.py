@@ -153,7 +153,7 @@ def test_bad_targets():
             model.fit(inputs, given, verbose=0)
     for given, message in (
         (y[0, :, 0], "`y` must have the shape of the outputs"),
-        (None, "`y` must have the shape of the outputs"),
+        (None, "`y` must be given, unless"),
         (with_nan(y[0]), "`y` must be finite"),
     ):
         with pytest.raises(ValueError, match=message):
