@@ -1,8 +1,8 @@
-"""A classifier of new classes from five photos of each, with probabilities, served.
+"""Makes and serves a classifier of new classes, from five photos per class.
 
-FOLDER holds a subfolder of photos for each class. The network, of keras.applications, must
-take pixels from 0 to 255; its weights are downloaded the first time. To try the program
-without photos, take a tiny network trained on the digits 0 to 6, and images of 7, 8 and 9.
+FOLDER contains a subfolder of photos per class. The network is from keras.applications and
+takes pixels from 0 to 255; its weights are downloaded the first time. To try the program
+without photos, use `digits`: a tiny network trained on digits 0 to 6, and images of 7 to 9.
 
     python examples/few_shot_own_photos.py --photos=FOLDER --backbone=EfficientNetV2B0
     python examples/few_shot_own_photos.py --backbone=digits  # 20 seconds on one core
@@ -83,7 +83,7 @@ def main():
         episode = photos[None, rest], labels[None, rest], photos[None, [photo]]
         right += learner.predict(episode, verbose=0).argmax() == labels[photo]
     print(f"each photo from the others: {right} of {len(photos)} right")
-    print("Photos of one scene know each other: expect less on scenes that are not here.")
+    print("Photos of one scene are alike: expect a lower accuracy on new scenes.")
 
     classifier = learner.adapt(photos, labels, class_names)
     classifier.save(output / "classifier.keras")
