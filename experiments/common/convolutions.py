@@ -39,7 +39,8 @@ def convolutions(
         )
     elif predictor is not None:
         own = nsl_keras.predictors.SimilarityPredictor(
-            predictor, batch_normalization={"momentum": momentum}, start=start, **options
+            predictor,
+            **{"batch_normalization": {"momentum": momentum}, "start": start, **options},
         )
     return functools.partial(
         nsl_keras.layers.NeuralSimilarityConv2D,

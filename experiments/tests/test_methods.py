@@ -88,10 +88,24 @@ def test_rows_of_neural_similarity_differ(number):
         assert model.output_shape == (None, 10)
         # Predictors of different kinds and blocks have the same parameters.
         similarity = getattr(row.convolution, "keywords", {})
-        kind = similarity.get("predictor"), similarity.get("downsampling")
+        kind = [similarity.get(key) for key in ("predictor", "downsampling", "residual")]
         found[name] = (parameters(model), *kind, row.options.get("sphere"))
     assert len(set(found.values())) == len(found), found
     assert table.baseline in table.methods
+
+
+@pytest.mark.parametrize("name", ["bounded", "full_sphere", "cnn"])
+def test_what_a_bounded_predictor_adds_is_within_one(name):
+    row = similarity_methods.METHODS[f"dynamic_dns_{name}"]
+    layer = row.convolution(momentum=0.9)(4, 3)
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(4, 8, 8, 3)).astype("float32")
+    layer(images)
+    for each in layer.variables:
+        each.assign(generator.normal(scale=5, size=each.shape) ** 2)
+    added = keras.ops.convert_to_numpy(layer.predicted_matrices(images)) - np.eye(9)
+    # NSL Section 3.3.1: "bounded between -1 and 1".
+    assert (np.abs(added).max() <= 1) == (name == "bounded")
 
 
 def test_rows_of_meta_neighborhoods(narrow):

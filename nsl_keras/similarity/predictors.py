@@ -125,6 +125,8 @@ class SimilarityPredictor:
 
     For all other similarities (`T^2` outputs if unconstrained) there is no batch norm,
     except after the output of `"cnn"`, and two in `"full_sphere"`.
+    Only `"full_sphere"` with `batch_normalization=False` and `start="published"` keeps its
+    predictions within [-1, 1], as the paper's Section 3.3.1 describes them.
 
     The first layer has the convolution's kernel size, strides, padding and dilation; the
     second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers a
