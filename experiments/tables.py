@@ -167,20 +167,21 @@ def _where() -> str:
         cells = *_cells(episodes, row)[:2], price
         add(situation, plain, title, *cells, runs=of(few_shot.runs, "finetuning", name))
 
-    found = [run for run in _records(pretrained.PLACE).runs if run["shots"] == 5]
-    table = pretrained.table(found)
+    found = _records(pretrained.PLACE).runs
+    found = [run for run in found if run["domain"] in pretrained.CORRUPTED]
+    table = pretrained.table(found, pretrained.CORRUPTED)
     (plain, *_) = _cells(table, pretrained.BASELINE)
-    situation = "a pretrained network, 5 labels a class: three kinds of images"
-    for name, title, times in (
-        (
-            *("M unconstrained + head", "static similarity, and classifier"),
-            "30 epochs; inference, folded: 1x",
-        ),
-        ("everything", "all weights", "30 epochs"),
-        ("nearest centroid", "nearest centroid", "none"),
+    situation = "a pretrained network, 5 labels a class: photographs, five corruptions"
+    for name, title in (
+        ("M unconstrained + head", "static similarity, and classifier"),
+        ("LoRA of rank 1 + head", "LoRA of rank 1, and classifier"),
+        ("everything", "all weights"),
     ):
-        cells = plain, title, "", _cells(table, name)[0], times
-        add(situation, *cells, runs=of(found, name, pretrained.BASELINE))
+        pair = of(found, name), of(found, pretrained.BASELINE)
+        tables.require_comparable(*pair)
+        price = f"30 epochs; {4 * pair[0][0]['trained'] / 1000:,.0f} kB"
+        cells = plain, title, "", _cells(table, name)[0], price
+        add(situation, *cells, runs=[*pair[0], *pair[1]])
 
     matrix = compare(report.load(RESULTS, "unbiased"))
     table = report.summary_table(matrix)

@@ -18,8 +18,10 @@ SHOWN = 2000
 def of_adaptation(model: MetaNeighborhoodModel, data: ImageData, test: Split) -> object:
     """The prediction of some test images that adaptation changed most, taken apart."""
     image, shown = test.images[most_changed(model, test)], data.train.take(SHOWN).images
+    # A dictionary of Figure 8 may be smaller than the picture.
+    k = min(6, model.dictionary.num_neighbors)
     return visualize.plot_adaptation(
-        model, image, images=shown, class_names=data.class_names
+        model, image, k=k, images=shown, class_names=data.class_names
     )
 
 

@@ -70,7 +70,7 @@ def _published_table(
 ) -> str:
     titles = [methods.METHODS[name].title for name in names]
     rows = [
-        [*where, *(f"{figures[name]:.2f}" for name in names)]
+        [*where, *(tables.figure(figures.get(name)) for name in names)]
         for where, figures in published.items()
     ]
     made = tables.markdown(["backbone", "data set", *titles], rows)

@@ -114,6 +114,17 @@ def test_rows_of_meta_neighborhoods(narrow):
     assert {tuple(model(images).shape) for model in made.values()} == {(2, 4)}
     assert made["neighborhoods_3_diagonal"].neighborhood.inner_steps == 3
     assert made["neighborhoods_3_diagonal"].neighborhood.learning_rate_form == "diagonal"
+    films = [
+        (layer.residual, layer.learn_sharpness)
+        for layer in made["neighborhoods_film_paper"].backbone.layers
+        if isinstance(layer, nsl_keras.layers.InstanceFiLM)
+    ]
+    assert films and set(films) == {(False, False)}  # MN Eq. (4)
+    assert made["neighborhoods_temperature"].dictionary.learn_temperature
+    assert not made["neighborhoods_euclidean"].dictionary.metric.squared
+    assert made["neighborhoods_no_dropout"].dictionary.dropout == 0
+    keys = made["neighborhoods_keys"].dictionary.key_initializer
+    assert keys.stddev**2 == pytest.approx(0.01)
     for experiment in image_methods.EXPERIMENTS.values():
         assert set(experiment.names) <= set(made)
     # The extra layer has as many parameters as the dictionary.
