@@ -1,5 +1,7 @@
 """Maps of the feature space, cosines to prototypes, sub-categories: all that is drawn."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from pictures import attention_of, drawn, offsets, small_model
 
 import nsl_keras
 from experiments.common.data import Split
+from experiments.common.pictures import of_adaptation
 from experiments.image_classification.features import (
     plot_feature_map,
     plot_prototype_cosines,
@@ -129,3 +132,11 @@ def test_subcategories(described_by):
     votes = [np.bincount(train.labels[each]).argmax() for each in found]
     share = 100 * np.mean(np.equal(votes, labels))
     assert figure.get_suptitle().startswith(f"By {described_by}: {share:.1f} % of 5 ")
+
+
+def test_a_dictionary_may_be_smaller_than_the_picture_of_an_adaptation():
+    flat = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten()])
+    model = nsl_keras.MetaNeighborhoodModel(flat, keras.layers.Dense(2), dictionary=3)
+    split = Split(RNG.random((6, 4, 4, 1)).astype("float32"), np.arange(6) % 2)
+    data = SimpleNamespace(train=split, class_names=["ant", "bee"])
+    assert of_adaptation(model, data, split).axes
