@@ -64,11 +64,13 @@ ROWS = {
     "cnn_small": Row("plain convolutions, small start", start=SMALL),
     "cnn_batch_norm": Row("plain convolutions, batch norm after", after=_batch_norm),
     "cnn_sigmoid": Row("plain convolutions, sigmoid after", after=_sigmoid),
-    "sphere": Row("sphere: first layer by angle", "input"),
+    "sphere": Row("sphere", "input"),
     "sphere_small": Row("sphere, small start (the default kind)", "input", start=SMALL),
     "full_sphere": Row("full sphere, batch norm after", "both", "both", _batch_norm),
-    "bounded": Row("full sphere, bounded: both layers by angle", "both", "both"),
-    "bounded_alone": Row("the same, no residual", "both", "both", residual=False),
+    "bounded": Row("full sphere, bounded", "both", "both"),
+    "bounded_alone": Row(
+        "full sphere, bounded, no residual", "both", "both", residual=False
+    ),
 }
 PLAIN = "plain"
 
