@@ -34,37 +34,29 @@ def make_photos(folder):
 
 def digits_features(epochs):
     """A small CNN without its classifier, trained on the digits 0 to 6."""
-    layers = [
-        keras.Input((8, 8, 1)),
-        keras.layers.Rescaling(1 / 255),
-        keras.layers.Conv2D(32, 3, activation="relu"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(7),
-    ]
-    network = keras.Sequential(layers)
+    inputs = keras.Input((8, 8, 1))
+    x = keras.layers.Conv2D(32, 3, activation="relu")(inputs / 255)
+    features = keras.layers.Flatten()(x)
+    network = keras.Model(inputs, keras.layers.Dense(7)(features))
     network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     known = DIGITS.target < NEW[0]
     network.fit(IMAGES[known], DIGITS.target[known], epochs=epochs, verbose=0)
-    return keras.Model(network.inputs, network.layers[-2].output)
+    return keras.Model(inputs, features)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--photos", default=None, help="folder with a subfolder per class")
-    parser.add_argument(
-        "--backbone", required=True, help="of keras.applications; or digits"
-    )
+    parser.add_argument("--backbone", required=True, help="keras.applications, or digits")
     parser.add_argument("--epochs", type=int, default=20, help="of the digits network")
     parser.add_argument("--output", default=None, help="folder; by default a new one")
     args = parser.parse_args()
-    is_trial = args.backbone == "digits"
-    if is_trial:
-        print("The digits network is for trying this program, not for photographs.")
     keras.utils.set_random_seed(0)
     output = pathlib.Path(args.output or tempfile.mkdtemp())
     output.mkdir(parents=True, exist_ok=True)
     folder = args.photos or make_photos(output / "photos")
-    if is_trial:
+    if args.backbone == "digits":
+        print("The digits network is for trying this program, not for photographs.")
         features, colors = digits_features(args.epochs), "grayscale"
     else:
         make, colors = getattr(keras.applications, args.backbone), "rgb"
@@ -73,11 +65,10 @@ def main():
     read = keras.utils.image_dataset_from_directory
     dataset = read(folder, image_size=size, color_mode=colors, shuffle=False, verbose=False)
     photos, labels = (np.concatenate(part) for part in zip(*dataset, strict=True))
-    class_names = dataset.class_names
-    print(f"{len(photos)} photos of the classes {', '.join(class_names)}")
+    print(f"{len(photos)} photos of the classes {', '.join(dataset.class_names)}")
 
     # The nearest class mean trains nothing. Each photo in turn is the one to classify.
-    learner = nsl_keras.few_shot.NearestCentroid(features, len(class_names))
+    learner = nsl_keras.few_shot.NearestCentroid(features, len(dataset.class_names))
     right = 0
     for photo, rest in enumerate(~np.eye(len(photos), dtype=bool)):
         episode = photos[None, rest], labels[None, rest], photos[None, [photo]]
@@ -85,32 +76,23 @@ def main():
     print(f"each photo from the others: {right} of {len(photos)} right")
     print("Photos of one scene are alike: expect a lower accuracy on new scenes.")
 
-    classifier = learner.adapt(photos, labels, class_names)
+    classifier = learner.adapt(photos, labels, dataset.class_names)
     classifier.save(output / "classifier.keras")
     # The served model takes bytes of any size.
     any_size = keras.Input((None, None, photos.shape[-1]), dtype="uint8")
     resize = keras.Model(any_size, keras.layers.Resizing(*size)(any_size))
-    nsl_keras.export.save_model(
-        classifier,
-        output / "served" / "1",
-        preprocessing=resize,
-        examples=photos.astype("uint8"),
-    )
-    served = tf.saved_model.load(str(output / "served" / "1"))
-    answer = served.signatures["classify"](inputs=photos[:1].astype("uint8"))
-    print(
-        f"served: {answer['class'][0].numpy().decode()}, "
-        f"{float(tf.reduce_max(answer['probabilities'])):.0%}"
-    )
+    path, pixels = output / "served" / "1", photos.astype("uint8")
+    nsl_keras.export.save_model(classifier, path, preprocessing=resize, examples=pixels)
+    served = tf.saved_model.load(str(path)).signatures["classify"](inputs=pixels[:1])
+    probability = float(tf.reduce_max(served["probabilities"]))
+    print(f"served: {served['class'][0].numpy().decode()}, {probability:.0%}")
     print("saved classifier.keras and exported served/1 to", output)
-    if is_trial and not args.photos:
+    if not args.photos:
         others = [i for each in NEW for i in np.flatnonzero(each == DIGITS.target)[5:]]
         logits = classifier.predict(IMAGES[others], verbose=0)
         share = np.mean(logits.argmax(axis=1) == DIGITS.target[others] - NEW[0])
         certainty = np.mean(keras.ops.softmax(logits).numpy().max(axis=1))
-        print(f"all other images of these digits: {100 * share:.1f} % right,", end=" ")
-        print(f"their mean probability {100 * certainty:.1f} %")
-    print("Look at the accuracies. Take photos as varied as those you will classify.")
+        print(f"all other images: {share:.1%} right, mean probability {certainty:.1%}")
 
 
 if __name__ == "__main__":

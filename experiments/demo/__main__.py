@@ -66,16 +66,17 @@ def draw(models: dict[str, keras.Model], found: data.ImageData) -> dict[str, Any
     if "static" in models:
         figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])
     test, train = found.test.take(2000), found.train
-    first = [int(np.argmax(test.labels == label)) for label in np.unique(test.labels)[:6]]
-    for name in ("neighborhoods", "linear_neighborhoods"):
-        if name in models:
-            figures[name] = nsl_keras.visualize.plot_neighbors(
-                models[name],
-                test.images[first],
-                train.images,
-                train.labels,
-                class_names=found.class_names,
-            )
+    first = [int(np.argmax(test.labels == label)) for label in np.unique(test.labels)[:4]]
+    if "plain" in models:
+        model = nsl_keras.MetaNeighborhoodModel.from_classifier(models["plain"])
+        model.initialize_from(train.images, train.labels, seed=0)
+        figures["neighbors"] = nsl_keras.visualize.plot_neighbors(
+            model,
+            test.images[first],
+            train.images,
+            train.labels,
+            class_names=found.class_names,
+        )
     if "linear_neighborhoods" in models:
         model = models["linear_neighborhoods"]
         figures["adaptation"] = pictures.of_adaptation(model, found, test)

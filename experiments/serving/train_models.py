@@ -41,7 +41,7 @@ def model_card(dataset: str, record: dict, setting: Setting, found: data.ImageDa
         signatures += [
             "`unadapted` those of the head before it adapts",
             "`features` the features",
-            "`neighbors` the dictionary entries of largest effect",
+            "`neighbors` the dictionary entries with the largest attention",
         ]
         entries = f", {setting.num_neighbors} dictionary entries"
     return f"""# {TITLES[name]} on {dataset}
