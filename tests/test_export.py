@@ -110,6 +110,16 @@ def test_neighbors(neighborhoods):
     np.testing.assert_array_equal(found["classes"], expected.values.argmax(axis=-1))
 
 
+def test_keras_exports_a_loaded_model_that_was_not_called(neighborhoods, tmp_path):
+    model, _ = neighborhoods
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    again.export(tmp_path / "1", verbose=False)
+    x = normal(3, 8, 8, 1)
+    loaded = tf.saved_model.load(str(tmp_path / "1"))
+    np.testing.assert_allclose(loaded.serve(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_static_similarities_are_folded(neighborhoods):
     _, loaded = neighborhoods
     shapes = [tuple(each.shape) for each in loaded.signatures["serve"].variables]

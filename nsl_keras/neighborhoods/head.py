@@ -173,7 +173,7 @@ class MetaNeighborhoodHead(keras.layers.Layer):
         if len(outputs) != 2 or not isinstance(outputs[-1], int) or outputs[-1] < least:
             raise ValueError(
                 "`head` must map features to one tensor of shape (batch, classes), with at "
-                "least two classes (a binary classifier has two outputs, too), or with "
+                "least two classes (use `Dense(2)` for a binary classifier), or with "
                 'task="regression" of shape (batch, outputs). '
                 f"Received: output shape {outputs}"
             )

@@ -234,9 +234,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.
-        inputs = tree.map_shape_structure(
-            lambda shape: shape and keras.KerasTensor(shape), input_shape
-        )
+        inputs = _symbols_of(input_shape)
         if self.backbone is not None:
             inputs = rewiring.output_spec(self.backbone, inputs)
         return tuple(self.neighborhood(inputs).shape)
@@ -503,6 +501,8 @@ class MetaNeighborhoodModel(CheckedModel):
     def export(
         self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
     ) -> None:
+        if self.built:  # Keras refuses a model that was never called, as after loading.
+            self(_symbols_of(self.get_build_config()["input_shape"]))
         super().export(filepath, format, *args, **kwargs)
         if format == "onnx":
             _require_onnx(filepath)
@@ -521,6 +521,12 @@ class MetaNeighborhoodModel(CheckedModel):
             **{key: config[key] for key in ("name", "trainable", "dtype")},
             "backbone": keras.saving.serialize_keras_object(self.backbone),
         }
+
+
+def _symbols_of(shapes: Any) -> Any:
+    return tree.map_shape_structure(
+        lambda shape: shape and keras.KerasTensor(shape), shapes
+    )
 
 
 def _require_onnx(file: Any) -> None:
