@@ -5,6 +5,9 @@ r"""Runs the rows of the papers' tables in order of worth, as far as the time al
     KERAS_BACKEND=jax python -m experiments.campaign --plan=cifar10 \
         --data_file=cifar10.npz --budget_minutes=25 --state_dir=~/unfinished
 
+    KERAS_BACKEND=jax python -m experiments.campaign --plan=device --minutes=10 \
+        --data_file=cifar10.npz --output_dir=OUT --state_dir=OUT/unfinished
+
 The same command goes on where the last call stopped. --plan=narrow compares narrow networks
 on 10,000 images of CIFAR-10, on a few processor cores. The other plans, each named after
 its data set, have the papers' networks and numbers of steps, for a GPU. A row that is tuned
@@ -86,6 +89,9 @@ def _neighborhoods(
     return [row for each in backbones.split() for row in rows(own + each, names)]
 
 
+_TIMED = "--steps=200 --step_times --jit_compile"
+_COST = "cnn static_dns dynamic_dns dynamic_uns dynamic_uns_blocks"
+_MN = "plain neighborhoods neighborhoods_film"
 _DEEP = "resnet29 densenet76 resnet56"
 _TABLE_1 = "plain neighborhoods_film neighborhoods plain_film"
 _SIZES = " ".join(f"neighborhoods_size_{s}" for s in ("0.02", "0.1", "0.2", "0.5", "2"))
@@ -152,6 +158,14 @@ PLANS: dict[str, list[Row]] = {
         *_similarity("8", "cifar10", "spherenet cnn_attention", published=True),
         *_neighborhoods("densenet76 resnet56", "cifar10", _TABLE_1),
         *_table_3("cifar10", _DEEP),
+    ],
+    # What short loans of a GPU should answer first, on JAX, from one file of images: step
+    # times and memory, then the published recipes, one seed at a time.
+    "device": [
+        *rows(f"neural_similarity --table=cost --dataset=cifar10 {_TIMED}", _COST),
+        *rows(f"image_classification --backbone=resnet29 --dataset=cifar10 {_TIMED}", _MN),
+        *_similarity("4", "cifar10", "cnn dynamic_dns", published=True),
+        *_neighborhoods("resnet29", "cifar10", _MN),
     ],
     "cifar100": [
         *_similarity("4", "cifar100", "cnn dynamic_dns"),
@@ -243,6 +257,7 @@ if __name__ == "__main__":
     flags.DEFINE_enum("plan", "narrow", list(PLANS), "What to run.")
     flags.DEFINE_list("seeds", ["0", "1", "2"], "The first goes through all rows.")
     flags.DEFINE_float("budget_minutes", 60.0, "When to stop.")
+    flags.DEFINE_alias("minutes", "budget_minutes")
     flags.DEFINE_string("data_dir", None, "Prepared tensorflow-datasets copies.")
     flags.DEFINE_string("data_file", None, "An .npz file of images.")
     command.run(main)

@@ -111,7 +111,7 @@ def results_readme() -> str:
         experiments.image_classification.table.sections(RESULTS),
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
-        pretrained.corruptions(RESULTS),
+        pretrained.section(RESULTS, "corrupted"),
         experiments.regression.table.section(RESULTS),
         experiments.speed.table.sections(RESULTS),
     ]
@@ -314,7 +314,9 @@ TABLES: dict[str, Callable[[], str]] = {
         experiments.regression.table.section(RESULTS), "regression.jsonl"
     ),
     "pretrained": lambda: _shown(pretrained.section(RESULTS), pretrained.PLACE, 9),
-    "corruptions": lambda: _shown(pretrained.corruptions(RESULTS), pretrained.PLACE, 8),
+    "corruptions": lambda: _shown(
+        pretrained.section(RESULTS, "corrupted"), pretrained.PLACE
+    ),
     "no_harm": _no_harm,
     "stability": lambda: _shown(stability.section(RESULTS), stability.PLACE),
     "kernel_shape": lambda: _shown(kernel_shape.section(RESULTS), kernel_shape.PLACE),

@@ -216,6 +216,7 @@ def train(
         # A result too: the paper reports one for predictors of plain convolutions.
         return record | {"diverged": str(error)}
     record |= recipe.evaluate(model, evaluated)
+    record |= recipe.peak_memory()
     if not FLAGS.tune:
         rows.finish(model, record)
     if FLAGS.step_times and not FLAGS.tune:

@@ -328,6 +328,16 @@ def first_record(
     return record | runs.about(module) | {"devices": keras.distribution.list_devices()}
 
 
+def peak_memory() -> dict[str, int]:
+    """The most bytes that the process has taken on a GPU; empty where it cannot be told."""
+    if keras.backend.backend() != "jax":
+        return {}
+    import jax
+
+    found = jax.devices()[0].memory_stats() or {}
+    return {key: found[key] for key in ("peak_bytes_in_use",) if key in found}
+
+
 def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dict]:
     """Validation images that took no part in training, and but in trials the test."""
     parts = {"validation": found.validation} | ({} if trial else {"test": found.test})

@@ -12,6 +12,8 @@ from experiments.common import runs
 #: The cell of a row without a run, and the start of the line of rows without any figure.
 NOT_RUN = "not run"
 REST = "Not run: "
+#: Those that chose learning rates; `None` where nothing was chosen.
+Trials = list[dict] | None
 #: The cell of a difference between rows that were not trained alike.
 NOT_COMPARABLE = "not comparable"
 
@@ -47,8 +49,8 @@ def difference(found: dict[Any, float], baseline: dict[Any, float]) -> str:
     return mean((found[seed] - baseline[seed] for seed in found if seed in baseline), "+")
 
 
-def trials_of(records: runs.RunRecords) -> list[dict] | None:
-    """The trials that chose the learning rates of a setting; `None` without a choice."""
+def trials_of(records: runs.RunRecords) -> Trials:
+    """The trials of a setting."""
     setting = records.setting or {}
     if not setting.get("tuned") and len(setting.get("rates", ())) < 2:
         return None
@@ -57,10 +59,7 @@ def trials_of(records: runs.RunRecords) -> list[dict] | None:
 
 
 def incomparable(
-    first: list[dict],
-    second: list[dict],
-    trials: list[dict] | None = None,
-    chance: float = 0.0,
+    first: list[dict], second: list[dict], trials: Trials = None, chance: float = 0.0
 ) -> str:
     """Why the runs of two rows cannot be paired; empty if they can.
 
@@ -69,7 +68,8 @@ def incomparable(
     those that were tried for both.
     """
     rows = [each for each in (first, second) if each]
-    backends = [{_backend(run) for run in each} for each in rows]
+    named = [[run.get("versions", {}).get("backend", "?") for run in each] for each in rows]
+    backends = [{each.split()[0] for each in names} for names in named]
     if any(backend != backends[0] for backend in backends):
         return " and ".join(sorted(set.union(*backends)))
     if trials is None or len(rows) < 2:
@@ -96,12 +96,8 @@ def incomparable(
     return ""
 
 
-def _backend(run: dict) -> str:
-    return run.get("versions", {}).get("backend", "unknown").split()[0]
-
-
 def require_comparable(
-    first: list[dict], second: list[dict], trials: list[dict] | None = None
+    first: list[dict], second: list[dict], trials: Trials = None
 ) -> None:
     """Raises a `ValueError` where a claim would compare what was not trained alike."""
     if reason := incomparable(first, second, trials):
@@ -228,7 +224,7 @@ def compared(
     percents: Callable[[str], dict[int, float]],
     published: tuple[str, Mapping[str, float]] | None,
     more: Mapping[str, Callable[[str], str]],
-    trials: list[dict] | None = None,
+    trials: Trials = None,
 ) -> str:
     """A line a method beside a baseline; those without any figure follow the table.
 

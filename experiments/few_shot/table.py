@@ -79,7 +79,7 @@ def _backends(found: list[dict]) -> str:
     return f"With {', '.join(dict.fromkeys(others.values()))}: {titles}. " if others else ""
 
 
-def _pairs(setting: dict, found: list[dict], trials: list[dict] | None) -> list[str]:
+def _pairs(setting: dict, found: list[dict], trials: tables.Trials) -> list[str]:
     """A line of differences between rows, where both of a pair ran."""
     pairs = []
     for first, second in methods.PAIRS:
@@ -109,7 +109,7 @@ def _is_published(setting: dict) -> bool:
 
 
 def _table(
-    setting: dict, found: list[dict], names: Collection[str], trials: list[dict] | None
+    setting: dict, found: list[dict], names: Collection[str], trials: tables.Trials
 ) -> str:
     published = _is_published(setting)
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
@@ -166,11 +166,7 @@ def _support_loss(found: list[dict]) -> str:
 
 
 def _difference(
-    first: str,
-    second: str,
-    found: list[dict],
-    setting: dict,
-    trials: list[dict] | None,
+    first: str, second: str, found: list[dict], setting: dict, trials: tables.Trials
 ) -> str:
     """Difference of two methods, over the seeds that both were trained with."""
     finished = [run for run in found if "diverged" not in run]

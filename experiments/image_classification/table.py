@@ -93,10 +93,7 @@ def _heading(setting: dict, found: list[dict]) -> str:
 
 
 def _table(
-    experiment: methods.Experiment,
-    setting: dict,
-    found: list[dict],
-    trials: list[dict] | None,
+    experiment: methods.Experiment, setting: dict, found: list[dict], trials: tables.Trials
 ) -> str:
     published = experiment.published.get((setting["backbone"], setting["dataset"]))
 

@@ -24,14 +24,12 @@ from absl import flags
 
 import nsl_keras
 from experiments.common import command, runs, tables
-from experiments.no_harm import networks
-from experiments.no_harm.data import DATASETS
+from experiments.neural_similarity.stability import BATCH, define_flags, digits_network
 from experiments.no_harm.training import accuracy
 
 FLAGS = flags.FLAGS
 
 PLACE = "kernel_shape.jsonl"
-BATCH = 32
 #: Rates of `D` over the others'.
 FACTORS = (1, 10, 30, 100)
 #: Titles, rates of `D` or of the run that a row is pruned like, and predictors.
@@ -52,18 +50,6 @@ PRUNED = ("magnitude", "random")
 
 def layers_of(model: keras.Model) -> list[Any]:
     return [each for each in model.layers if hasattr(each, "bilinear_form")]
-
-
-def make(name: str, seed: int, shape: tuple[int, ...], classes: int) -> keras.Model:
-    _, factor, predictor = ROWS[name]
-    learned = factor is not None and name not in PRUNED
-    similarity = nsl_keras.similarities.Diagonal(learn_shape=learned)
-    convolution = functools.partial(
-        nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=predictor
-    )
-    keras.utils.set_random_seed(seed)
-    network, norm = networks.NETWORKS["narrow_cnn"], networks.BATCH_NORMS["unbiased"]
-    return network.make(shape, classes, convolution, norm)
 
 
 class OwnRate(keras.optimizers.SGD):
@@ -95,27 +81,29 @@ def prune(model: keras.Model, counts: list[int], order: str, seed: int) -> None:
 
 
 def train(name: str, seed: int, found: list[dict]) -> dict[str, Any]:
-    images = DATASETS["digits"].load(seed)
-    train = images.train
-    model = make(name, seed, train.images.shape[1:], images.classes)
-    optimizer = OwnRate(FLAGS.learning_rate, FLAGS.momentum)
-    optimizer.factor = float(ROWS[name][1] or 1)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    _, factor, predictor = ROWS[name]
+    learned = factor is not None and name not in PRUNED
+    convolution = functools.partial(
+        nsl_keras.layers.NeuralSimilarityConv2D,
+        similarity=nsl_keras.similarities.Diagonal(learn_shape=learned),
+        predictor=predictor,
+    )
+    model, (train, test, _) = digits_network(convolution, seed, OwnRate)
+    model.optimizer.factor = float(factor or 1)
     fit = functools.partial(
         model.fit, train.images, train.labels, batch_size=BATCH, verbose=0
     )
-    model.compile(optimizer, loss, jit_compile=False)
     first = FLAGS.epochs // 2
     fit(epochs=first)
     taps_off = None
     if name in PRUNED:
-        like = f"static_{ROWS[name][1]}"
+        like = f"static_{factor}"
         (taps_off,) = (r["taps_off"] for r in found if r["key"] == [like, seed])
         prune(model, taps_off, name, seed)
         # The step is traced again, with the constraints.
-        model.compile(optimizer, loss, jit_compile=False)
+        model.compile(model.optimizer, model.loss, jit_compile=False)
     history = fit(initial_epoch=first, epochs=FLAGS.epochs).history
-    if taps_off is None and ROWS[name][1] is not None:
+    if learned:
         shapes = [each.learned_shape for each in layers_of(model)]
         taps_off = [int(keras.ops.sum(1 - shape)) for shape in shapes]
     return {
@@ -123,7 +111,7 @@ def train(name: str, seed: int, found: list[dict]) -> dict[str, Any]:
         "taps": sum(each.bilinear_form.taps for each in layers_of(model)),
         "taps_off": taps_off,
         "training_loss": history["loss"][-1],
-        "test_accuracy": accuracy(model, images.test),
+        "test_accuracy": accuracy(model, test),
         **runs.about("neural_similarity.kernel_shape"),
     }
 
@@ -173,9 +161,6 @@ def main(_arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("epochs", 8, "Epochs.", lower_bound=2)
-    flags.DEFINE_float("learning_rate", 0.03, "Of SGD.", lower_bound=0)
-    flags.DEFINE_float("momentum", 0.9, "Of SGD.", lower_bound=0)
+    define_flags()
     flags.DEFINE_multi_enum("method", [], list(ROWS), "Rows; all by default.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
     command.run(main)

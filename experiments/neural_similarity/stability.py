@@ -13,6 +13,7 @@ Each run is a line of --output_dir/results/stability.jsonl and is not made twice
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import statistics
 from collections.abc import Callable
@@ -26,7 +27,7 @@ import nsl_keras
 from experiments.common import command, runs, tables
 from experiments.common.convolutions import SIMILARITIES
 from experiments.no_harm import networks
-from experiments.no_harm.data import DATASETS
+from experiments.no_harm.data import DATASETS, Images
 from nsl_keras.predictors import SimilarityPredictor
 
 FLAGS = flags.FLAGS
@@ -45,19 +46,13 @@ class Row(NamedTuple):
     title: str
     hidden: str | None = None
     output: str | None = None
-    after: Callable[[], list[keras.layers.Layer]] = list
+    after: Callable[[], keras.layers.Layer] | None = None
     start: float = HE
     residual: bool = True
 
 
-def _batch_norm() -> list[keras.layers.Layer]:
-    return [nsl_keras.layers.BatchNormalization(momentum=networks.MOMENTUM)]
-
-
-def _sigmoid() -> list[keras.layers.Layer]:
-    return [keras.layers.Activation("sigmoid")]
-
-
+_batch_norm = functools.partial(nsl_keras.layers.BatchNormalization, momentum=0.9)
+_sigmoid = functools.partial(keras.layers.Activation, "sigmoid")
 ROWS = {
     "cnn": Row("plain convolutions"),
     "cnn_alone": Row("plain convolutions, no residual", residual=False),
@@ -84,22 +79,31 @@ def predictor(row: Row) -> SimilarityPredictor:
         last.kernel_initializer = keras.initializers.VarianceScaling(
             2 * row.start**2, "fan_in", "truncated_normal"
         )
-        return [first, keras.layers.ReLU(), last, *row.after()]
+        return [first, keras.layers.ReLU(), last, *([row.after()] if row.after else [])]
 
     return SimilarityPredictor(layers, start="published", residual=row.residual)
 
 
-def network(similarity: str, name: str, shape: tuple, classes: int) -> keras.Model:
-    def convolution(filters: int, *arguments: Any, **options: Any) -> keras.layers.Layer:
-        own = {"similarity": SIMILARITIES[similarity], "predictor": predictor(ROWS[name])}
-        return nsl_keras.layers.NeuralSimilarityConv2D(
-            filters, *arguments, **options, **own
-        )
+def define_flags() -> None:
+    flags.DEFINE_integer("epochs", 8, "Epochs.", lower_bound=2)
+    flags.DEFINE_float("learning_rate", 0.03, "Of SGD.", lower_bound=0)
+    flags.DEFINE_float("momentum", 0.9, "Of SGD.", lower_bound=0)
+    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
 
-    make = keras.layers.Conv2D if name == PLAIN else convolution
-    return networks.NETWORKS[FLAGS.network].make(
-        shape, classes, make, networks.BATCH_NORMS["unbiased"]
-    )
+
+def digits_network(
+    convolution: Callable[..., keras.layers.Layer], seed: int, sgd: Any = None
+) -> tuple[keras.Model, Images]:
+    """A narrow CNN, compiled, and the images that it learns."""
+    images = DATASETS["digits"].load(seed)
+    keras.utils.set_random_seed(seed)
+    shape, batch_norm = images.train.images.shape[1:], networks.BATCH_NORMS["unbiased"]
+    make = networks.NETWORKS["narrow_cnn"].make
+    model = make(shape, images.classes, convolution, batch_norm)
+    optimizer = (sgd or keras.optimizers.SGD)(FLAGS.learning_rate, FLAGS.momentum)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=False)
+    return model, images
 
 
 class Losses(keras.callbacks.Callback):
@@ -130,12 +134,14 @@ def largest_entry(model: keras.Model, images: np.ndarray) -> float | None:
 
 
 def train(similarity: str, name: str, seed: int) -> dict[str, Any]:
-    images = DATASETS["digits"].load(seed)
-    keras.utils.set_random_seed(seed)
-    model = network(similarity, name, images.train.images.shape[1:], images.classes)
-    optimizer = keras.optimizers.SGD(FLAGS.learning_rate, FLAGS.momentum)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, jit_compile=False)
+    convolution: Callable[..., keras.layers.Layer] = keras.layers.Conv2D
+    if name != PLAIN:
+        convolution = functools.partial(
+            nsl_keras.layers.NeuralSimilarityConv2D,
+            similarity=SIMILARITIES[similarity],
+            predictor=predictor(ROWS[name]),
+        )
+    model, images = digits_network(convolution, seed)
     followed = Losses()
     model.fit(
         images.train.images,
@@ -238,7 +244,7 @@ def main(_arguments: list[str]) -> None:
     setting = {
         **{"epochs": FLAGS.epochs, "learning_rate": FLAGS.learning_rate},
         "momentum": FLAGS.momentum,
-        **{"batch_size": BATCH, "network": FLAGS.network},
+        **{"batch_size": BATCH, "network": "narrow_cnn"},
     }
     records = runs.RunRecords(results / PLACE, setting=setting)
     titles: dict[runs.Key, str] = {
@@ -253,11 +259,7 @@ def main(_arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("epochs", 8, "Epochs.", lower_bound=1)
-    flags.DEFINE_float("learning_rate", 0.03, "Of SGD.", lower_bound=0)
-    flags.DEFINE_float("momentum", 0.9, "Of SGD.", lower_bound=0)
-    flags.DEFINE_enum("network", "narrow_cnn", list(networks.NETWORKS), "The network.")
+    define_flags()
     flags.DEFINE_multi_enum("similarity", [], list(SIMILARITIES), "Both by default.")
     flags.DEFINE_multi_enum("method", [], [PLAIN, *ROWS], "Predictors; all by default.")
-    flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
     command.run(main)

@@ -78,7 +78,7 @@ def _heading(setting: dict, found: list[dict]) -> str:
     )
 
 
-def _table(number: str, dataset: str, found: list[dict], trials: list[dict] | None) -> str:
+def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) -> str:
     table = methods.TABLES[number]
     errors = {name: each[dataset] for name, each in table.errors.items() if dataset in each}
     more = {}

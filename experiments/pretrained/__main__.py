@@ -216,11 +216,8 @@ def with_batch_norms(
 
 def with_new_statistics(few: Few) -> keras.Model:
     """The classifier on the network with the statistics of the labeled images alone."""
-
-    def replaced(**config: Any) -> keras.layers.Layer:
-        return keras.layers.BatchNormalization(**{**config, "momentum": 0.0})
-
-    network = with_batch_norms(backbone(), replaced)
+    norm = keras.layers.BatchNormalization
+    network = with_batch_norms(backbone(), lambda **own: norm(**{**own, "momentum": 0.0}))
     network(few.images, training=True)
     return classifier(few, network)
 
@@ -308,10 +305,8 @@ METHODS: dict[str, Run] = {
     "statistics of batch norms": without_training(with_new_statistics),
 }
 #: Those without a rate.
-FIXED = (
-    *("logistic regression", "nearest centroid", "finetuner"),
-    "statistics of batch norms",
-)
+_OTHERS = "nearest centroid", "finetuner", "statistics of batch norms"
+FIXED = ("logistic regression", *_OTHERS)
 
 
 def main(_arguments: list[str]) -> None:

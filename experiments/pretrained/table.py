@@ -70,10 +70,16 @@ def _cell(found: list[dict], name: str) -> str:
     return tables.difference(own, baseline) or "not run"
 
 
-def section(results: pathlib.Path) -> str:
-    title = "## A pretrained network with few labels"
+PARTS = {
+    "tried": ("## A pretrained network with few labels", TRIED),
+    "corrupted": ("### Five corruptions of photographs", CORRUPTED),
+}
+
+
+def section(results: pathlib.Path, kind: str = "tried") -> str:
+    title, domains = PARTS[kind]
     found = runs.RunRecords(results / PLACE).runs
-    found = [run for run in found if run["domain"] in TRIED]
+    found = [run for run in found if run["domain"] in domains]
     if not found:
         return f"{title}\n\nNot run."
     largest = max((run.get("folded_difference", 0.0) for run in found), default=0.0)
@@ -83,19 +89,5 @@ def section(results: pathlib.Path) -> str:
         f"the {BASELINE} on the features in %, and what other methods have above it, "
         "paired by draw; mean ± standard deviation over draws, or over draws and domains. "
         "Methods that change the backbone start from it. Logits of folded networks differ "
-        f"by at most {largest:.1g}.\n\n{table(found)}"
-    )
-
-
-def corruptions(results: pathlib.Path) -> str:
-    """The same with photographs that were corrupted in other ways."""
-    title = "### Five corruptions of photographs"
-    found = runs.RunRecords(results / PLACE).runs
-    found = [run for run in found if run["domain"] in CORRUPTED]
-    if not found:
-        return f"{title}\n\nNot run."
-    return (
-        f"{title}\n\n{tables.commands(found)}: the same network, classes and learning "
-        "rates; photographs of 96 pixels after one of five corruptions. Paired by draw and "
-        f"corruption.\n\n{table(found, CORRUPTED)}"
+        f"by at most {largest:.1g}.\n\n{table(found, domains)}"
     )

@@ -246,6 +246,15 @@ def test_errors_of_flags_and_data_end_in_one_line(module, flags, message, tmp_pa
         assert part in code
 
 
+def test_the_plan_of_a_device_takes_times_first():
+    lines = list(map(" ".join, campaign.commands("device", ["0"])))
+    timed = ["--step_times" in line for line in lines]
+    assert timed == sorted(timed, reverse=True) and 0 < sum(timed) < len(lines)
+    # One file of images, and neither trials nor TensorFlow's streams.
+    assert all("--dataset=cifar10" in line for line in lines)
+    assert not any("--tune" in line or "--stream" in line for line in lines)
+
+
 def test_campaigns_hold_out_the_validation_images_of_the_paper():
     held = {
         plan: {
