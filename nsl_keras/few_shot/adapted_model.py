@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.few_shot.calibration import fitted_temperature, held_out_parts
+from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 from nsl_keras.few_shot.classes import as_classes
 from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
 from nsl_keras.neighborhoods.explain import Neighbors
@@ -103,9 +103,9 @@ class Adapting:
         temperature is fitted to examples of `x` that the learner classifies from the rest:
         one example per class is held out at a time, or a fifth of them if there are more
         than five. If every class has a single example, the temperature is fitted to the
-        support set itself. A `MAML` with an `inner_loss` returns the adapted network. The
-        model shares no weights with the learner. Import nsl_keras before you load its
-        `.keras` file.
+        support set itself, with a target of 0.92. A `MAML` with an `inner_loss` returns the
+        adapted network. The model shares no weights with the learner. Import nsl_keras
+        before you load its `.keras` file.
 
         Args:
             x: Array or list of the support examples; or a data set of batches `(examples,
@@ -199,11 +199,14 @@ def _temperature(learner: Any, examples: np.ndarray, labels: np.ndarray) -> floa
         logits = learner(tuple(each[None] for each in sets))
         return ops.convert_to_numpy(logits)[0]
 
-    everyone = np.ones(len(labels), bool)
-    parts = [(~part, part) for part in held_out_parts(labels)] or [(everyone, everyone)]
-    logits = np.concatenate([scores(*part) for part in parts])
+    parts = held_out_parts(labels)
+    logits = np.concatenate([scores(~part, part) for part in parts] or [scores(..., ...)])
     validation.finite(logits, "logits")
-    return fitted_temperature(logits, np.concatenate([labels[held] for _, held in parts]))
+    if not parts:
+        return fitted_temperature(logits, labels, SEEN)
+    held_out = np.concatenate([labels[part] for part in parts])
+    # The target of Platt (1999).
+    return fitted_temperature(logits, held_out, doubt=1 / (len(held_out) + 2))
 
 
 def _numbered(

@@ -7,6 +7,9 @@ import numpy as np
 #: A support set is held out in at most this many parts.
 _MOST_PARTS = 5
 
+#: The doubt about examples that the logits have seen. It was chosen on validation classes.
+SEEN = 0.08
+
 
 def held_out_parts(labels: np.ndarray) -> list[np.ndarray]:
     """Returns masks of the parts of a support set that are held out in turn.
@@ -22,17 +25,17 @@ def held_out_parts(labels: np.ndarray) -> list[np.ndarray]:
     return [part for part in parts if part.any()]
 
 
-def fitted_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+def fitted_temperature(logits: np.ndarray, labels: np.ndarray, doubt: float) -> float:
     """Returns the temperature that minimizes the cross-entropy of `logits / temperature`.
 
-    The true class of `n` examples has a target of `1 - 1 / (n + 2)` (Platt, 1999), so that
-    a few right answers do not give certainty. The search is over a grid with steps of 2 %.
+    The target of the true class is `1 - doubt`, so that a few right answers do not give
+    certainty. The search is over a grid with steps of 2 %.
     """
     logits = logits.astype("float64")
     spread = np.mean(np.std(logits, axis=1))
     if not spread:
         return 1.0  # The logits know nothing.
-    (examples, classes), doubt = logits.shape, 1 / (len(logits) + 2)
+    examples, classes = logits.shape
     targets = np.full(logits.shape, doubt / (classes - 1))
     targets[np.arange(examples), labels] = 1 - doubt
     temperatures = spread * np.geomspace(1e-3, 1e3, 601)

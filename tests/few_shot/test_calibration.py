@@ -16,13 +16,13 @@ def test_temperature_of_equal_logits(right):
     logits = np.where(np.arange(10)[:, None] < right, [3.0, 0.0], [0.0, 3.0])
     probability = (right * (1 - 1 / 12) + (10 - right) / 12) / 10
     expected = 3 / np.log(probability / (1 - probability))
-    assert fitted_temperature(logits, labels) == pytest.approx(expected, rel=0.02)
-    scaled = fitted_temperature(1e-4 * logits, labels)
+    assert fitted_temperature(logits, labels, 1 / 12) == pytest.approx(expected, rel=0.02)
+    scaled = fitted_temperature(1e-4 * logits, labels, 1 / 12)
     assert scaled == pytest.approx(1e-4 * expected, rel=0.02)
 
 
 def test_logits_that_know_nothing_stay():
-    assert fitted_temperature(np.ones((4, 3)), np.arange(4) % 3) == 1
+    assert fitted_temperature(np.ones((4, 3)), np.arange(4) % 3, 0.1) == 1
 
 
 def test_parts_hold_each_example_out_once_and_never_a_whole_class():
@@ -66,6 +66,15 @@ def test_probabilities_are_about_as_large_as_the_accuracy(kind):
             found.append(probabilities.max(axis=1).mean())
     gap = abs(np.mean(certainties) - np.mean(hits))
     assert gap < 0.06 and gap < abs(np.mean(before) - np.mean(hits))
+
+
+def test_one_example_per_class():
+    inputs = keras.Input((8,))
+    network = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    support, labels, _, _ = blobs(1, 1, seed=0)
+    logits = few_shot.Finetuner(network, 3).adapt(support, labels).predict(support)
+    found = as_numpy(keras.ops.softmax(logits))[np.arange(3), labels]
+    assert np.exp(np.mean(np.log(found))) == pytest.approx(0.92, abs=0.07)
 
 
 def test_neighbors_and_the_plain_model_have_the_temperature():

@@ -1,0 +1,193 @@
+"""Are the probabilities of adapted classifiers as large as their accuracy?
+
+    python -m experiments.few_shot.calibration --data_file=FILE.npz --photos=FOLDER
+
+Classifiers are adapted to a few examples of new classes, on features of a fixed network:
+digits 7 to 9 after a CNN has learned 0 to 6; test classes of the data file after a CNN has
+learned its training classes; noisy photographs of `experiments.pretrained` on
+EfficientNet-Lite0.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from absl import flags
+
+import nsl_keras
+from experiments.common import command, data, runs, tables
+from experiments.pretrained import __main__ as pretrained
+from nsl_keras import few_shot
+
+FLAGS = flags.FLAGS
+
+PLACE = "calibration.jsonl"
+BINS = 10
+SETS = {
+    "digits": "digits, 3 classes",
+    "cifar_fs": "classes of CIFAR-100, 5 classes",
+    "photos": "noisy photographs, 5 classes",
+}
+Features = tuple[np.ndarray, np.ndarray]
+
+
+def _features(network: keras.Model, images: np.ndarray) -> np.ndarray:
+    cut = keras.Model(network.inputs, network.layers[-1].input)
+    return cut.predict(images, batch_size=256, verbose=0)
+
+
+def _trained(network: keras.Model, train: Features, epochs: int) -> keras.Model:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    network.compile(keras.optimizers.Adam(2e-3), loss)
+    network.fit(*train, epochs=epochs, batch_size=64, verbose=0)
+    return network
+
+
+def digits() -> Features:
+    found = data.load("digits")
+    images, labels = (
+        np.concatenate([getattr(part, name) for part in (found.train, found.test)])
+        for name in ("images", "labels")
+    )
+    layers = keras.layers
+    network = keras.Sequential(
+        [
+            keras.Input(images.shape[1:]),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(7),
+        ]
+    )
+    known = labels < 7
+    _trained(network, (images[known], labels[known]), 20)
+    return _features(network, images[~known]), labels[~known]
+
+
+def cifar_fs() -> Features:
+    with np.load(FLAGS.data_file) as parts:
+        held = {name: parts[name] for name in parts}
+    labels = np.unique(held["train_labels"], return_inverse=True)[1]
+    backbone = nsl_keras.backbones.convnet4((32, 32, 3), filters=(32, 32, 64, 64))
+    outputs = keras.layers.Dense(labels.max() + 1)(backbone.outputs[0])
+    network = keras.Model(backbone.inputs, outputs)
+    _trained(network, (held["train_images"] / 255, labels), 12)
+    return _features(network, held["test_images"] / 255), held["test_labels"]
+
+
+def photos() -> Features:
+    FLAGS.data_dir = FLAGS.photos
+    images, labels, _ = pretrained.domain("noise")
+    return pretrained.backbone().predict(images, verbose=0), labels
+
+
+def learners(features: int, ways: int) -> dict[str, Callable[[], Any]]:
+    inputs = keras.Input((features,))
+    identity = keras.Model(inputs, keras.layers.Identity()(inputs))
+    dense = keras.Model(inputs, keras.layers.Dense(ways)(inputs))
+    return {
+        "NearestCentroid": lambda: few_shot.NearestCentroid(identity, ways),
+        "ProtoNet": lambda: few_shot.ProtoNet(identity, ways),
+        "NeighborhoodLearner": lambda: few_shot.NeighborhoodLearner(identity, ways),
+        "Finetuner": lambda: few_shot.Finetuner(dense, ways),
+    }
+
+
+def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """The expected calibration error, over ten intervals of the largest probability."""
+    certainty = probabilities.max(axis=1)
+    right = probabilities.argmax(axis=1) == labels
+    bins = np.minimum((certainty * BINS).astype(int), BINS - 1)
+    gaps = [
+        abs(np.sum(certainty[bins == each] - right[bins == each])) for each in range(BINS)
+    ]
+    return float(np.sum(gaps) / len(labels))
+
+
+def measured(make: Callable[[], Any], sampler: Any, draws: int) -> dict[str, float]:
+    logits, labels, temperatures = [], [], []
+    for number in range(draws):
+        support, given, queries, wanted = (
+            each[0] for each in sampler.episodes(1, start=number)
+        )
+        model = make().adapt(support, given)
+        logits.append(model.predict(queries, verbose=0))
+        temperatures.append(np.full((len(wanted), 1), model.temperature))
+        labels.append(wanted)
+    calibrated, labels = np.concatenate(logits), np.concatenate(labels)
+    plain = calibrated * np.concatenate(temperatures)
+    before, after = (
+        keras.ops.convert_to_numpy(keras.ops.softmax(each)) for each in (plain, calibrated)
+    )
+    return {
+        "accuracy": float(np.mean(after.argmax(axis=1) == labels)),
+        "error_before": calibration_error(before, labels),
+        "error": calibration_error(after, labels),
+    }
+
+
+def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -> None:
+    """Makes the records of a data set."""
+    keras.utils.set_random_seed(0)
+    features, labels = load()
+    ways = 3 if name == "digits" else 5
+    made = learners(features.shape[1], ways)
+
+    def run(place: str, method: str, shots: int) -> dict:
+        sampler = few_shot.EpisodeSampler(features, labels, ways, shots, 15, scale=1.0)
+        own = {"data": place, "method": method, "shots": shots}
+        about = runs.about("few_shot.calibration")
+        return own | about | measured(made[method], sampler, FLAGS.draws)
+
+    titles: dict[runs.Key, str] = {
+        (name, method, shots): f"{name}, {method}, {shots} per class"
+        for shots in (1, 5)
+        for method in made
+    }
+    runs.run_all(records, titles, run)
+
+
+def table(found: list[dict]) -> str:
+    rows = []
+    for run in found:
+        cells = (f"{run[name]:.2f}" for name in ("error_before", "error"))
+        kind = f"{SETS[run['data']]}, {run['shots']} per class"
+        rows.append([kind, run["method"], f"{100 * run['accuracy']:.1f}", *cells])
+    columns = ["new classes", "learner", "accuracy, %", "error before", "error"]
+    return tables.markdown(columns, rows)
+
+
+def section(results: pathlib.Path) -> str:
+    title = "## Calibration of adapted classifiers"
+    found = runs.RunRecords(results / PLACE).runs
+    if not found:
+        return f"{title}\n\nNot run."
+    return (
+        f"{title}\n\n{tables.commands(found)}: expected calibration error (ten bins) of "
+        "what `adapt` returns, before and after its temperature, over "
+        f"{found[0]['setting']['draws']} draws of classes and examples.\n\n{table(found)}"
+    )
+
+
+def main(_arguments: list[str]) -> None:
+    results = runs.results_folder(FLAGS.output_dir)
+    records = runs.RunRecords(results / PLACE, setting={"draws": FLAGS.draws})
+    sets = {"digits": digits}
+    if FLAGS.data_file:
+        sets["cifar_fs"] = cifar_fs
+    if FLAGS.photos:
+        sets["photos"] = photos
+    for name, load in sets.items():
+        measure(name, load, records)
+    print(table(records.runs))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("data_file", None, "An .npz file of few-shot data.")
+    flags.DEFINE_string("photos", None, "Folder with photo/<class>/.")
+    flags.DEFINE_string("data_dir", None, "Set from --photos.")
+    flags.DEFINE_integer("draws", 20, "Draws of classes and examples.", lower_bound=1)
+    command.run(main)
