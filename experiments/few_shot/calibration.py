@@ -1,6 +1,6 @@
 """Are the probabilities of adapted classifiers as large as their accuracy?
 
-    python -m experiments.few_shot.calibration --data_file=FILE.npz --photos=FOLDER
+    python -m experiments.few_shot.calibration --data_file=FILE.npz --data_dir=FOLDER
 
 Classifiers are adapted to a few examples of new classes, on features of a fixed network:
 digits 7 to 9 after a CNN has learned 0 to 6; test classes of the data file after a CNN has
@@ -79,7 +79,6 @@ def cifar_fs() -> Features:
 
 
 def photos() -> Features:
-    FLAGS.data_dir = FLAGS.photos
     images, labels, _ = pretrained.domain("noise")
     return pretrained.backbone().predict(images, verbose=0), labels
 
@@ -178,7 +177,7 @@ def main(_arguments: list[str]) -> None:
     sets = {"digits": digits}
     if FLAGS.data_file:
         sets["cifar_fs"] = cifar_fs
-    if FLAGS.photos:
+    if FLAGS.data_dir:
         sets["photos"] = photos
     for name, load in sets.items():
         measure(name, load, records)
@@ -187,7 +186,6 @@ def main(_arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("data_file", None, "An .npz file of few-shot data.")
-    flags.DEFINE_string("photos", None, "Folder with photo/<class>/.")
-    flags.DEFINE_string("data_dir", None, "Set from --photos.")
+    flags.DEFINE_string("data_dir", None, "Folder with photo/<class>/.")
     flags.DEFINE_integer("draws", 20, "Draws of classes and examples.", lower_bound=1)
     command.run(main)
