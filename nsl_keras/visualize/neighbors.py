@@ -88,7 +88,7 @@ def plot_neighbors(
     before, after = _texts(found.before, names), _texts(found.after, names)
     for axis, query, old, new in zip(panels, queries, before, after, strict=True):
         figures.draw_image(axis, query, figures.display_range(queries, pictures))
-        axis.set_xlabel(new if old == new else f"{new}; before: {old}", fontsize=8)
+        axis.set_xlabel(new if old == new else f"{new}\nbefore: {old}", fontsize=8)
     panels[0].set_title("predicted", fontsize=9, loc="left")
     rows[0, 0].set_title("neighbors, with their attention", fontsize=9, loc="left")
     return figure

@@ -56,7 +56,7 @@ def test_images_labels_and_attention(task):
             for outputs in (before, after)
         )
         assert old != new
-        assert query.get_xlabel() == f"{new}; before: {old}"
+        assert query.get_xlabel() == f"{new}\nbefore: {old}"
     # Without a change of the class, it is written once.
     if is_classifier:
         for rate in model.neighborhood.rate.weights:
