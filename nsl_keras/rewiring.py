@@ -13,6 +13,7 @@ import inspect
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
 import keras
@@ -169,6 +170,34 @@ def copy_activations(source: Layer, copy: Layer) -> None:
             other.set_weights(one.get_weights())
 
 
+class KeepsFrozen(keras.layers.Layer):
+    """Private mixin of layers that make sublayers: files keep which of them are frozen.
+
+    Keras keeps flags in configs, and these sublayers have none.
+    """
+
+    def get_build_config(self) -> Any:
+        config = super().get_build_config()
+        return config and {**config, "frozen": [*_frozen_parts(self)]}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        config = dict(config)
+        frozen = config.pop("frozen", ())  # Keras keeps the rest as the layer's shapes.
+        super().build_from_config(config)
+        for path in frozen:
+            attrgetter(path)(self).trainable = False
+
+
+def _frozen_parts(layer: Layer, prefix: str = "") -> Iterator[str]:
+    """Yields the attributes of a layer, and of theirs, that are frozen layers."""
+    for name, part in vars(layer).items():
+        if isinstance(part, keras.layers.Layer) and not name.startswith("_"):
+            if part.trainable:
+                yield from _frozen_parts(part, f"{prefix}{name}.")
+            else:
+                yield prefix + name
+
+
 def pass_on_frozen(layer: Layer) -> None:
     """Freezes the sublayers that a frozen layer made; call it at the end of `build`.
 
@@ -240,10 +269,27 @@ def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, 
     return config | {name: each for name, each in own.items() if _has_function(each)}
 
 
+def remade(layer: Any, kind: Any = None, config: Any = None, **changes: Any) -> Any:
+    """Returns an object made from a layer's config, with its functions as they are.
+
+    `kind` is its class, if another one. Those in sublayers, whose configs the layer's
+    config holds, are found by name: two of one name must be registered.
+    """
+    parts = [value for part in sublayers(layer) for value in vars(part).values()]
+    found = {id(each): each for value in parts for each in _functions(value)}
+    names = [each.__name__ for each in found.values()]
+    known = {f.__name__: f for f in found.values() if names.count(f.__name__) == 1}
+    config = with_functions(layer, layer.get_config() if config is None else config)
+    with keras.saving.custom_object_scope(known):
+        return (kind or type(layer)).from_config(config | changes)
+
+
 def _has_function(value: Any) -> bool:
-    if isinstance(value, keras.layers.Layer):
-        return False
-    return any(map(inspect.isfunction, (value, *getattr(value, "__dict__", {}).values())))
+    return not isinstance(value, keras.layers.Layer) and any(_functions(value))
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    return filter(inspect.isfunction, (value, *getattr(value, "__dict__", {}).values()))
 
 
 def arguments_of(
@@ -317,7 +363,7 @@ class _Rebuilding:
     def run(self, model: keras.Model) -> keras.Model:
         new_model = self._model(model)
         for source, copy in self._copies:
-            _copy_state(source, copy)
+            copy_state(source, copy)
         for source, copy in self._containers:
             # Not around a new layer that is trained: a loaded file would freeze that too.
             if not source.trainable and not copy.trainable_variables:
@@ -430,12 +476,12 @@ class _Rebuilding:
                     self._shared[number] = keras.saving.deserialize_keras_object(value)
                 config[name] = self._shared[number]
         try:
-            return type(layer).from_config(with_functions(layer, config))
+            return remade(layer, config=config)
         except (TypeError, ValueError):  # A custom layer that makes them from a config.
             return type(layer).from_config(config)
 
 
-def _copy_state(source: Layer, copy: Layer) -> None:
+def copy_state(source: Layer, copy: Layer) -> None:
     """Copies weights, trainable flags, and other saved state of a layer."""
     if len(source.weights) != len(copy.weights):
         raise ValueError(

@@ -24,6 +24,8 @@ from helpers import (
     values,
 )
 
+from nsl_keras import rewiring
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerCase:
@@ -130,8 +132,16 @@ def check_shapes_and_weights(case, model, outputs):
 
 
 def check_keras_file(model, inputs, outputs, path):
+    parts = [*rewiring.sublayers(model.layers[-1])][:1]
+    for part in parts:
+        part.trainable = False
     model.save(path)
-    assert_equal(keras.saving.load_model(path)(inputs), outputs)
+    again = keras.saving.load_model(path)
+    assert_equal(again(inputs), outputs)
+    flags = ([v.trainable for v in each.variables] for each in (model, again))
+    assert [*next(flags)] == [*next(flags)]
+    for part in parts:
+        part.trainable = True
 
 
 def check_frozen_copy(case):

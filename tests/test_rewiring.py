@@ -160,6 +160,31 @@ def test_functions_that_are_not_registered_are_passed_on():
         assert_predicts_as(each, model)
 
 
+def test_functions_of_parts_are_passed_on():
+    layers = [
+        keras.layers.Flatten(),
+        keras.layers.BatchNormalization(beta_regularizer=twice, gamma_constraint=twice),
+    ]
+    backbone = keras.Sequential([keras.Input((8, 8, 2)), *layers])
+    head = keras.Sequential(
+        [keras.layers.Dense(4, twice), keras.layers.Dense(2, kernel_constraint=twice)]
+    )
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, 4)
+    model.build((None, 8, 8, 2))
+    converted = nsl_keras.convert.convert_batch_norms(model)
+    for each in (converted, nsl_keras.convert.fold(converted)):
+        assert_predicts_as(each, model)
+    classifier = keras.Sequential([backbone, keras.layers.Dense(3, bias_constraint=twice)])
+    learner = nsl_keras.few_shot.Finetuner(classifier, 2, steps=1)
+    assert learner.adapt(IMAGES, [0, 1, 1]).predict(IMAGES, verbose=0).shape == (3, 2)
+    both = keras.layers.Bidirectional(
+        nsl_keras.layers.NeuralSimilarityGRU(2),
+        backward_layer=keras.layers.GRU(2, bias_constraint=twice, go_backwards=True),
+    )
+    model = keras.Sequential([keras.Input((8, 2)), both])
+    assert difference(model, nsl_keras.convert.fold(model), IMAGES[0]) < 1e-6
+
+
 def test_a_copy_keeps_policies_flags_and_derived_state():
     normalization = keras.layers.Normalization()
     normalization.adapt(IMAGES)

@@ -34,6 +34,9 @@ def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
 
 # Loops.
 
+#: Applies a function to all elements of a batch at once; the batch may be empty.
+vectorized_map = keras.ops.vectorized_map
+
 
 def map_elements(
     function: Callable[[list[Any]], list[Any]],

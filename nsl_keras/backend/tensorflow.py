@@ -53,6 +53,19 @@ def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
 # Loops.
 
 
+def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
+    """Applies a function to all elements of a batch at once; the batch may be empty."""
+    count = tf.shape(keras.tree.flatten(elements)[0])[0]
+
+    def of_one_or_more(array: Any) -> Any:
+        # On no elements TensorFlow's own shapes do not match (2.21).
+        zeros = [[0, 0]] * (array.shape.rank - 1)
+        return tf.pad(array, [[0, tf.maximum(1 - count, 0)], *zeros])
+
+    found = tf.vectorized_map(function, keras.tree.map_structure(of_one_or_more, elements))
+    return keras.tree.map_structure(lambda each: each[:count], found)
+
+
 def map_elements(
     function: Callable[[list[Any]], list[Any]],
     elements: Sequence[Any],

@@ -63,10 +63,10 @@ def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
             "one would have too; or `new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
-    config |= {"units": ways, "trainable": True}
+    start: dict[str, Any] = {}
     if not isinstance(layer, CosineDense):
-        config |= {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
-    return type(layer).from_config(config)
+        start = {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
+    return rewiring.remade(layer, units=ways, trainable=True, **start)
 
 
 def cut(

@@ -15,7 +15,14 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
+from nsl_keras.backend import (
+    Tensor,
+    apart,
+    compiled,
+    gradients_of,
+    map_elements,
+    vectorized_map,
+)
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
 from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
@@ -192,7 +199,7 @@ class Finetuner(Adapting):
                 support, queries = map_elements(self._features, sets, specs)
             elements = [support, labels, queries, *drawn]
             if self._is_shallow:
-                return ops.vectorized_map(self._logits, elements)[0]
+                return vectorized_map(self._logits, elements)[0]
             spec = outputs(queries, self.ways)
             return map_elements(self._logits, elements, [spec])[0]
 

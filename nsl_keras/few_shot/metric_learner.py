@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla
+from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import (
@@ -166,7 +166,7 @@ def outputs_of_sets(
         return outputs, measured
 
     # Episodes share their kernels, so vectorizing gives one convolution per layer.
-    outputs, measured = ops.vectorized_map(one_episode, list(sets))
+    outputs, measured = vectorized_map(one_episode, list(sets))
     if training:
         statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
         counts = [ops.shape(images)[0] * ops.shape(images)[1] for images in sets]

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla
+from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods, adapted_copy
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
@@ -122,7 +122,7 @@ class NeighborhoodLearner(MetricLearner):
             entries = Entries(keys, values)
             return inner_loop.outputs(entries, attention, queries)  # MN Eq. (3)
 
-        return ops.vectorized_map(
+        return vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]
         )
 

@@ -34,7 +34,7 @@ RANKINGS = ("attention", "effect")
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodHead(keras.layers.Layer):
+class MetaNeighborhoodHead(rewiring.KeepsFrozen):
     """Finetunes a head, per example, on a learned dictionary of neighbors, and predicts.
 
     With features `z`, dictionary `{(k_j, v_j)}` and head `f` with weights `phi`,

@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, gradients_of, gradients_of_columns
+from nsl_keras.backend import Tensor, gradients_of, gradients_of_columns, vectorized_map
 from nsl_keras.neighborhoods.explain import average_over_path
 
 #: An inner loss `loss(values, outputs)`, per entry.
@@ -182,11 +182,11 @@ class NestedTape(InnerLoop):
             query, attention = example
             return self._call_head(self._finetune(entries, attention), query[None])[0]
 
-        return ops.vectorized_map(predict_one, (queries, attention))
+        return vectorized_map(predict_one, (queries, attention))
 
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         return list(
-            ops.vectorized_map(lambda one: tuple(self._finetune(entries, one)), attention)
+            vectorized_map(lambda one: tuple(self._finetune(entries, one)), attention)
         )
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[Tensor]:

@@ -211,10 +211,10 @@ class MetaNeighborhoodModel(CheckedModel):
             ValueError: If this model is not built, or the number of features differs.
         """
         validation.built(self, "with_backbone")
-        made = type(self).from_config({**self.get_config(), "backbone": None})
+        made = rewiring.remade(self, backbone=None)
         made.backbone = backbone
         made.build(self.get_build_config()["input_shape"])
-        made.neighborhood.set_weights(self.neighborhood.get_weights())
+        rewiring.copy_state(self.neighborhood, made.neighborhood)
         return made
 
     def build(self, input_shape: Any) -> None:

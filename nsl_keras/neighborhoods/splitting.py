@@ -67,10 +67,8 @@ def split_classifier(
             trainable=last.trainable,
         )
     else:
-        config = rewiring.with_functions(last, last.get_config())
-        if "activation" in config:
-            config["activation"] = "linear"
-        head = type(last).from_config(config)
+        linear = {"activation": "linear"} if hasattr(last, "activation") else {}
+        head = rewiring.remade(last, **linear)
     head.build(backbone.output_shape)
     weights = zip(last.get_weights(), head.weights, strict=True)
     head.set_weights([weight.reshape(own.shape) for weight, own in weights])

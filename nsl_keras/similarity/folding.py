@@ -112,17 +112,14 @@ def _folded_recurrent(layer: Any) -> Layer:
         )
     elif not cells_of(layer):  # A plain direction.
         sources = [layer]
-        folded = type(layer).from_config(layer.get_config())
+        folded = rewiring.remade(layer)
     else:
         stacked = isinstance(layer.cell, keras.layers.StackedRNNCells)
         sources = [
             cell.fold() if isinstance(cell, SimilarityCell) else cell
             for cell in (layer.cell.cells if stacked else [layer.cell])
         ]
-        cells = [
-            type(cell).from_config(rewiring.with_functions(cell, cell.get_config()))
-            for cell in sources
-        ]
+        cells = [*map(rewiring.remade, sources)]
         config = {**layer.get_config(), "cell": cells if stacked else cells[0]}
         folded = keras.layers.RNN(**config)
     folded.build_from_config(layer.get_build_config())

@@ -21,7 +21,7 @@ MASK_HIDDEN_FILTERS = 64
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class GlobalNeuralSimilarity2D(keras.layers.Layer):
+class GlobalNeuralSimilarity2D(rewiring.KeepsFrozen):
     """Global neural similarity (GNS): `M_G X`, to be followed by a convolution.
 
     With the feature map as a matrix `X` of `HW` positions (row-major) and `C` channels,

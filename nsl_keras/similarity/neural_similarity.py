@@ -372,7 +372,7 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
     return ops.slice(parameters, (0,) * len(shape), shape)
 
 
-class WithSimilarity(keras.layers.Layer):
+class WithSimilarity(rewiring.KeepsFrozen):
     """Private mixin: marks saved weights so that the plain layer refuses to load them.
 
     The plain layer would ignore the weights of a `BilinearForm` and load the rest.
@@ -528,8 +528,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             ValueError: If the layer is dynamic, or not built yet.
         """
         self.bilinear_form.require_static("fold")
-        config = rewiring.with_functions(self, super().get_config())
-        plain = self.plain.from_config(config)
+        plain = rewiring.remade(self, self.plain, super().get_config())
         plain.build(self.get_build_config()["input_shape"])
         # NumPy copies: on JAX the two layers would share buffers, which training donates.
         plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))

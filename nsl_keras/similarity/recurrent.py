@@ -87,8 +87,7 @@ class SimilarityCell(WithSimilarity):
             ops.convert_to_numpy(form.equivalent_kernel(ops.convert_to_tensor(kernel)))
             for form, kernel in self.forms_and_kernels()
         ]
-        config = rewiring.with_functions(self, super().get_config())
-        plain = self.plain.from_config(config)
+        plain = rewiring.remade(self, self.plain, super().get_config())
         plain.build((None, self.kernel.shape[0]))
         plain.kernel.assign(folded[0])
         plain.recurrent_kernel.assign(folded[1])
@@ -328,7 +327,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         return super().call(x, [h, carry], training=training)
 
 
-class SimilarityRecurrent(keras.layers.RNN):
+class SimilarityRecurrent(rewiring.KeepsFrozen, keras.layers.RNN):
     """Private: Keras's recurrent layer around one of the cells above."""
 
     cell_type: type[SimilarityCell]
@@ -358,8 +357,7 @@ class SimilarityRecurrent(keras.layers.RNN):
         cell = self.cell.fold()
         config = {**cell.get_config(), **super().get_config()}
         del config["cell"]
-        config = rewiring.with_functions(self, config)
-        plain = self.plain.from_config(config)
+        plain = rewiring.remade(self, self.plain, config)
         plain.build_from_config(self.get_build_config())
         plain.set_weights(cell.get_weights())
         return plain

@@ -67,7 +67,7 @@ FIT = inspect.signature(keras.Model.fit)
 _EVALUATE = inspect.signature(keras.Model.evaluate)
 
 
-class CheckedModel(ReplicatedModel):
+class CheckedModel(rewiring.KeepsFrozen, ReplicatedModel):
     """Base of the models that check their data in `fit` and `evaluate`."""
 
     def _check_data(self, x: Any, y: Any = None) -> None:

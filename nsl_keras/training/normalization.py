@@ -215,7 +215,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         validation.built(self, "fold")
         config = self.get_config()
         del config["momentum_warmup"]
-        plain = keras.layers.BatchNormalization.from_config(config)
+        plain = rewiring.remade(self, keras.layers.BatchNormalization, config)
         plain.build(self.get_build_config()["input_shape"])
         # Copies: on JAX the two would share buffers, which a training step donates.
         plain.set_weights(self.get_weights()[: len(plain.weights)])

@@ -33,6 +33,15 @@ def test_episodes_queries_and_the_order_of_the_support_do_not_matter(learner, op
     np.testing.assert_allclose(found, expected[1:2, :1], rtol=1e-3, atol=1e-5)
 
 
+def test_no_episodes():
+    backbone = keras.Sequential(
+        [keras.Input((data.SIZE,)), nsl_keras.layers.BatchNormalization()]
+    )
+    (support, labels, queries), _ = data.episodes()
+    learner = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization="support")
+    assert learner((support[:0], labels[:0], queries[:0])).shape == (0, 4, 3)
+
+
 @pytest.mark.parametrize("policy", ["moving", "support", "transductive"])
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_normalization_policies(policy, training):

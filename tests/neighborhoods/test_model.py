@@ -1,6 +1,7 @@
 """`MetaNeighborhoodModel` in `fit`, `evaluate`, `predict` and on file."""
 
 import itertools
+import operator
 
 import keras
 import numpy as np
@@ -163,6 +164,18 @@ def test_frozen_models_adapt_and_do_not_train():
     history = model.fit(X, Y, verbose=0).history
     assert {"loss", "accuracy"} == set(history)
     assert_close(model(X), expected)
+
+
+@pytest.mark.parametrize("path", ["neighborhood", "neighborhood.rate"])
+def test_files_keep_which_parts_are_frozen(path, tmp_path):
+    model = make_model()
+    model.build(X.shape)
+    operator.attrgetter(path)(model).trainable = False
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    names = sorted(variable.name for variable in model.trainable_variables)
+    for each in (again, model.with_backbone(model.backbone)):
+        assert sorted(variable.name for variable in each.trainable_variables) == names
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
