@@ -81,6 +81,29 @@ def require_graph(model: Any) -> None:
         )
 
 
+def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    """Whether two shapes are equal as far as they are known."""
+    return len(one) == len(other) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(one, other, strict=True)
+    )
+
+
+@contextlib.contextmanager
+def naming_shapes(model: Any, inputs: Any) -> Iterator[None]:
+    """Adds the shapes that a graph takes to an error from a call on others."""
+    try:
+        yield
+    except ValueError as error:
+        expected = [each.shape for each in getattr(model, "inputs", None) or ()]
+        received = [tuple(getattr(each, "shape", ())) for each in tree.flatten(inputs)]
+        if all(map(fits, expected, received)):
+            raise
+        raise ValueError(
+            f"Inputs of {model.name!r} must have shapes {expected}, with a batch axis in "
+            f"front. Received: shapes {received}"
+        ) from error
+
+
 def reaching_backbones(convert: Function) -> Function:
     """Lets a function from model to model convert the backbone of a model that has one."""
 

@@ -133,7 +133,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss; `sample_weight` has a weight per episode or per query."""
-        if not self.classifies and not _fits(y.shape, y_pred.shape):
+        if not self.classifies and not rewiring.fits(y.shape, y_pred.shape):
             # Keras would broadcast them.
             raise ValueError(
                 f"`y` must have the shape of the outputs, {tuple(y_pred.shape)}. "
@@ -155,13 +155,6 @@ def shapes_of(inputs: Any) -> Any:
     return tuple(np.shape(inputs))
 
 
-def _fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
-    """Whether two shapes are equal as far as they are known."""
-    return len(one) == len(other) and all(
-        None in pair or pair[0] == pair[1] for pair in zip(one, other, strict=True)
-    )
-
-
 def episode_shapes(
     input_shape: Sequence[Sequence[int | None]], label_shape: tuple[int, ...] | None = None
 ) -> tuple[tuple[int | None, ...], ...]:
@@ -175,8 +168,8 @@ def episode_shapes(
     ):
         support, labels, query = shapes = tuple(map(tuple, input_shape))
         if (
-            _fits(labels[:2], support[:2])
-            and _fits(support[:1], query[:1])
+            rewiring.fits(labels[:2], support[:2])
+            and rewiring.fits(support[:1], query[:1])
             and support[2:] == query[2:]
             and label_shape in (None, labels[2:])
         ):

@@ -115,7 +115,7 @@ def add_similarity(
         for layer in rewiring.layers(model)
         if type(layer) in _CONVERTIBLE and _suits(layer, similarity, predictor)
     ]
-    chosen = _chosen(convertible, layers)
+    chosen = _chosen(model, convertible, layers)
     new = {"similarity": similarity, "predictor": predictor}
     chains = {id(layer): _converted(layer, freeze_backbone, **new) for layer in chosen}
     new_model = rewiring.rebuild(model, lambda layer: chains.get(id(layer)))
@@ -138,7 +138,7 @@ def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> b
     return similarity.shared_by_channels or not hasattr(layer, "depth_multiplier")
 
 
-def _chosen(convertible: list[Layer], layers: Any) -> list[Layer]:
+def _chosen(model: keras.Model, convertible: list[Layer], layers: Any) -> list[Layer]:
     """Returns the layers to convert, in their order."""
     names = {layer.name for layer in convertible}
     if layers is None:
@@ -149,10 +149,12 @@ def _chosen(convertible: list[Layer], layers: Any) -> list[Layer]:
         chosen = [layer for layer in convertible if layer.name in layers]
     is_known = layers is None or callable(layers) or names.issuperset(layers)
     if not chosen or not is_known:
+        kinds = dict.fromkeys(type(each).__name__ for each in rewiring.layers(model))
         raise ValueError(
-            "`layers` must choose one or more of the layers that can be converted: "
-            f"{', '.join(map(repr, sorted(names))) or 'none, without a convolution'}. "
-            f"Received: layers={layers!r}"
+            "`layers` must choose one or more layers of the types "
+            f"{', '.join(each.__name__ for each in _CONVERTIBLE)} that the similarity "
+            f"suits: {', '.join(map(repr, sorted(names))) or 'there are none'}. Received: "
+            f"layers={layers!r}, and model {model.name!r} of {', '.join(kinds)}"
         )
     return chosen
 

@@ -231,6 +231,14 @@ def test_boolean_labels(one_hot):
     assert evaluated(model, labels) == evaluated(model, labels.astype("int32"))
 
 
+def of_images():
+    """A model that takes an image without a batch axis for rows without channels."""
+    layers = [keras.layers.Conv2D(3, 2), keras.layers.Flatten()]
+    model = make_model(backbone=keras.Sequential([keras.Input((2, 4, 1)), *layers]))
+    model.build((None, 2, 4, 1))
+    return model
+
+
 TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
 
 
@@ -243,6 +251,7 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
         (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
         (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
         (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
+        (lambda: of_images().neighbors(X[:2, :4, None]), r"\(None, 2, 4, 1\).*\(2"),
         (lambda: make_model().initialize_from(iter([])), "hold at least one batch"),
         (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
         (lambda: make_model().initialize_from(iter(X), Y), "`y` must be None if `x` is"),

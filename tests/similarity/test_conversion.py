@@ -248,13 +248,16 @@ def low_rank(plain):
     add_similarity(model)
 
 
-CHOOSE = r"`layers` must choose one or more of the layers that can be converted: "
+CHOOSE = r"`layers` must choose one or more layers of the types Conv1D.* suits: "
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda plain: add_similarity(stack(keras.layers.Dense(2))), f"{CHOOSE}none"),
+        (
+            lambda plain: add_similarity(stack(keras.layers.Dense(2), keras.layers.ReLU())),
+            rf"{CHOOSE}there are none\. Received: layers=None, .* of Dense, ReLU",
+        ),
         (low_rank, "LoRA"),
         (error_of(layers="first"), f"{CHOOSE}'depthwise', 'first', 'pointwise', 'second'"),
         (error_of(layers=["first", "norm"]), rf"{CHOOSE}.*\['first', 'norm'\]"),
