@@ -63,11 +63,16 @@ def behavior(function: Callable[[Any], Any], shape: Sequence[int | None]) -> str
 
 
 def require_linear(model: keras.layers.Layer, argument: str) -> None:
-    """Raises unless a model's outputs are linear in those of its last layers with weights.
+    """Raises unless a model has one output, linear in that of its last weights.
 
     A subclassed model passes, because it does not show its layers.
     """
     if rewiring.is_graph(model):
+        if len(model.outputs) != 1:
+            raise ValueError(
+                f"`{argument}` must have one output, the logits. Received: "
+                f"{argument}={model.name!r} with {len(model.outputs)} outputs"
+            )
         last, after = ending_of(model)
         ends = [(call.layer, call.output_shapes[0]) for call in last]
     else:

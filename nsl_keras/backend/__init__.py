@@ -57,7 +57,12 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     tensor = keras.ops.convert_to_tensor(tensor, sparse=False)
     is_float = keras.backend.is_float_dtype(tensor.dtype)
     dtype = tensor.dtype if is_float else keras.config.floatx()
-    return keras.ops.cast(tensor, keras.backend.result_type(dtype, "float32"))
+    return keras.ops.cast(tensor, wide_dtype(dtype))
+
+
+def wide_dtype(dtype: Any) -> str:
+    """Returns float32, or float64 for that: on JAX `result_type` never returns float64."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def leave_out_of_xla(layer: keras.layers.Layer) -> None:

@@ -17,7 +17,7 @@ from nsl_keras.few_shot.classes import as_classes
 from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
-from nsl_keras.training.data import gather
+from nsl_keras.training.data import gather, with_text
 
 
 class AdaptedClassifier(keras.Model):
@@ -153,6 +153,7 @@ class Adapting:
                 "Received: y=None"
             )
         validation.finite(examples, "x")
+        examples = with_text(examples)
         names = ways = None
         if self.classifies:
             labels, names = _numbered(labels, class_names, len(examples))

@@ -24,7 +24,8 @@ class EpisodicLearner(Adapting, CheckedModel):
     A subclass writes `call` and `_adapted`, sets `ways` in `build` at the latest, and
     keeps each of its arguments as an attribute, for its config.
 
-    Arrays are checked on the host, and so is the first batch of a `keras.utils.PyDataset`.
+    Arrays are checked on the host, and so is the first batch of a generator or
+    `keras.utils.PyDataset`.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -86,12 +87,9 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     @functools.wraps(keras.Model.predict)
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        self._check_data(x)
-        return super().predict(x, *args, **kwargs)
+        return super().predict(self._checked(x), *args, **kwargs)
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if isinstance(x, keras.utils.PyDataset):
-            x = x[0][0]
         if not is_in_memory(x):
             return
         episode_shapes(shapes_of(x), () if self.classifies else self.outputs_shape)

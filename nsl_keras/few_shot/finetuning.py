@@ -22,6 +22,7 @@ from nsl_keras.backend import (
     gradients_of,
     map_elements,
     vectorized_map,
+    wide_dtype,
 )
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
@@ -135,7 +136,7 @@ class Finetuner(Adapting):
         self._is_shallow = [each.layer for each in rewiring.calls(after)] == [classifier]
         self._copy, self._variables = copy, copy.variables
         self._dtype = copy.inputs[0].dtype
-        self._outputs_dtype = keras.backend.result_type(copy.outputs[0].dtype, "float32")
+        self._outputs_dtype = wide_dtype(copy.outputs[0].dtype)
         # Not by XLA, whose convolutions take many times as long on CPUs.
         self._compiled = compiled(self._scores, jit_compile=False)
 

@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, gradients_of, map_elements
+from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
@@ -174,7 +174,7 @@ class MAML(EpisodicLearner):
         if self.classifies:
             (self.ways,) = shape
         self.outputs_shape = shape
-        self._outputs_dtype = keras.backend.result_type(found.dtype, "float32")
+        self._outputs_dtype = wide_dtype(found.dtype)
         if self.learning_rate_form == "learned":
             for index, variable in enumerate(self.functional.variables):
                 rate = self.add_weight(

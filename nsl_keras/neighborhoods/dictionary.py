@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor
+from nsl_keras.backend import Tensor, wide_dtype
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
 from nsl_keras.neighborhoods.key_metrics import KeyMetric
@@ -384,7 +384,7 @@ class NeighborDictionary(keras.layers.Layer):
         no entries are drawn.
         """
         queries = ops.convert_to_tensor(queries, sparse=False)
-        dtype = keras.backend.result_type(queries.dtype, "float32")
+        dtype = wide_dtype(queries.dtype)
         queries, keys, values = (
             ops.cast(each, dtype) for each in (queries, self.keys, self.values)
         )

@@ -9,7 +9,7 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, largest, leave_out_of_xla
+from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
 from nsl_keras.endings import require_linear
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
@@ -125,7 +125,7 @@ class MetaNeighborhoodHead(rewiring.KeepsFrozen):
         if self.compute_dtype != self.variable_dtype:
             self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
         # Attention and finetuning compute in this dtype.
-        self._precision = keras.backend.result_type(self.variable_dtype, "float32")
+        self._precision = wide_dtype(self.variable_dtype)
         if not isinstance(head, keras.layers.Layer):
             raise ValueError(
                 f"`head` must be a Keras layer or model. Received: head={head!r}"

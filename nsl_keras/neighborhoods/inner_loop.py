@@ -15,7 +15,13 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, gradients_of, gradients_of_columns, vectorized_map
+from nsl_keras.backend import (
+    Tensor,
+    gradients_of,
+    gradients_of_columns,
+    vectorized_map,
+    wide_dtype,
+)
 from nsl_keras.neighborhoods.explain import average_over_path
 
 #: An inner loss `loss(values, outputs)`, per entry.
@@ -95,7 +101,7 @@ class InnerLearningRate(keras.layers.Layer):
 
     def rates(self) -> list[Tensor]:
         """Returns the learning rates, in the order of the shapes given to `build_for`."""
-        dtype = keras.backend.result_type(self.variable_dtype, "float32")
+        dtype = wide_dtype(self.variable_dtype)
         if self.form == "fixed":
             return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
         rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.weights]

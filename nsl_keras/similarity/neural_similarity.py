@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import rewiring, similarities, validation
-from nsl_keras.backend import Tensor, outside_traces
+from nsl_keras.backend import Tensor, outside_traces, wide_dtype
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.kernels import FloatKernel
 from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
@@ -197,7 +197,7 @@ class BilinearForm(keras.layers.Layer):
         """Returns the parameters of each initial `M`."""
         size = (self._matrix_size, self._matrix_size)
         # In half precision an eigenvalue may round below zero.
-        wide = keras.backend.result_type(self.variable_dtype, "float32")
+        wide = wide_dtype(self.variable_dtype)
         with outside_traces():  # Some similarities look at the values.
             matrix = ops.convert_to_numpy(self.similarity.initializer(size, dtype=wide))
             parameters = self.similarity.parameters_from(matrix)
@@ -260,7 +260,7 @@ class BilinearForm(keras.layers.Layer):
             leading = ops.shape(prediction)[:-1]
             if len(leading) == 1:  # The predictor is pooled.
                 leading = (leading[0], *[1] * len(positions))
-        wide = keras.backend.result_type(prediction.dtype, "float32")
+        wide = wide_dtype(prediction.dtype)
         parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
         parameters = ops.cast(parameters, wide)
         if getattr(self.predictor, "residual", True):

@@ -1,6 +1,7 @@
 """Checks of data and losses that the models of this package share.
 
-Arrays are checked once, on the host, before `fit` and `evaluate` begin. Data sets are not
+Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a generator or a
+`keras.utils.PyDataset`, the first batch. Other batches, and all those of `tf.data`, are not
 read in advance: bad values in them make the loss non-finite, and `fit` stops there.
 """
 
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
+import types
 from typing import Any
 
 import keras
@@ -85,10 +88,12 @@ class CheckedModel(rewiring.KeepsFrozen, ReplicatedModel):
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
         given = FIT.bind(self, *args, **options).arguments
-        self._check(given.get("x"), given.get("y"))
+        given["x"] = self._checked(given.get("x"), given.get("y"))
         held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):
-            self._check(*held_out[:2])
+            self._checked(*held_out[:2])
+        else:
+            given["validation_data"] = self._checked(held_out)
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
         gentle = keras.callbacks.TerminateOnNaN  # The caller stops training in another way.
         if not any(isinstance(each, gentle) for each in callbacks):
@@ -99,15 +104,28 @@ class CheckedModel(rewiring.KeepsFrozen, ReplicatedModel):
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, *args: Any, **options: Any) -> Any:
-        given = _EVALUATE.bind(self, *args, **options).arguments
-        self._check(given.get("x"), given.get("y"))
-        return super().evaluate(*args, **options)
+        bound = _EVALUATE.bind(self, *args, **options)
+        given = bound.arguments
+        given["x"] = self._checked(given.get("x"), given.get("y"))
+        return super().evaluate(*bound.args[1:], **bound.kwargs)
 
-    def _check(self, x: Any, y: Any = None) -> None:
-        """Checks arrays, but no targets of the class that the loss ignores.
+    def _checked(self, x: Any, y: Any = None) -> Any:
+        """Returns `x`, whose arrays or first batch are checked, but no ignored targets.
 
         It checks targets of zero weight too: Keras multiplies them, and NaN times 0 is NaN.
         """
+        if isinstance(x, types.GeneratorType):
+            batches = [*itertools.islice(x, 1)]
+            x = (each for each in itertools.chain(batches, x))
+        elif isinstance(x, keras.utils.PyDataset):
+            batches = [x[0]]
+        else:
+            batches = [(x, y)]
+        for batch in batches:
+            self._check(*keras.utils.unpack_x_y_sample_weight(batch)[:2])
+        return x
+
+    def _check(self, x: Any, y: Any) -> None:
         if isinstance(y, (list, tuple)) and len(y) == 1 and np.ndim(y[0]):
             (y,) = y  # Of one output, as Keras allows.
         if hasattr(y, "__array__"):

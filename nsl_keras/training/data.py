@@ -34,8 +34,10 @@ class BatchFunction(keras.Model):
         return self.function(inputs)
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
-        if is_in_memory(x) and not all(map(np.ndim, leaves(x))):
-            raise ValueError("`x` must have a batch axis. Received: x with a scalar")
+        if is_in_memory(x):
+            if not all(map(np.ndim, leaves(x))):
+                raise ValueError("`x` must have a batch axis. Received: x with a scalar")
+            x = map_arrays(with_text, x)
         return super().predict(x, *args, **{"verbose": 0, **options})
 
 
@@ -72,6 +74,12 @@ def array_of(values: Any) -> np.ndarray:
     if array.dtype == object and array.size and isinstance(array.flat[0], bytes):
         return np.char.decode(array.astype(bytes), "utf-8").astype(object)
     return array
+
+
+def with_text(array: Any) -> Any:
+    """Returns text as a tensor, since Keras's models take no strings of NumPy."""
+    is_text = np.asarray(array).dtype.kind in "OSU"
+    return ops.convert_to_tensor(array, "string") if is_text else array
 
 
 def map_arrays(function: Callable[..., Any], *structures: Any) -> Any:

@@ -16,7 +16,7 @@ import keras
 from keras import ops
 
 from nsl_keras import rewiring, validation
-from nsl_keras.backend import Tensor, at_least_float32, replicas_in_sync
+from nsl_keras.backend import Tensor, at_least_float32, replicas_in_sync, wide_dtype
 
 #: Minimum averaging window, in examples.
 SHORTEST_WINDOW = 32.0
@@ -277,7 +277,7 @@ def move_statistics(
     layer: BatchNormalization, mean: Tensor, variance: Tensor, examples: Any
 ) -> None:
     """Moves a layer's moving statistics toward those of a batch, as training does."""
-    dtype = keras.backend.result_type(layer.moving_mean.dtype, "float32")
+    dtype = wide_dtype(layer.moving_mean.dtype)
     # Not `ops.cast`, which rounds a Python number to float32 first.
     rate = ops.convert_to_tensor(1 - layer.momentum, dtype)
     some: Any = True

@@ -223,6 +223,11 @@ def _plain():
     return network(7, dtype="float32")
 
 
+def logits_and_features():
+    model = network(7, dtype="float32")
+    return keras.Model(model.inputs[0], [model.outputs[0], model.layers[-1].input])
+
+
 def ends_in_a_convolution():
     layers = [keras.layers.Conv2D(WAYS, 6), keras.layers.Flatten()]
     return keras.Sequential([keras.Input((6, 6, 2)), *layers])
@@ -240,6 +245,7 @@ def changed(change):
         (None, {"variables": ["kernels"]}, r"`variables` must be .*classifier/kernel"),
         (None, {"variables": "similarities"}, "`variables` must be"),
         (None, {"new_classifier": False}, r"must have `ways` outputs.*=3.*\(None, 7\)"),
+        (logits_and_features, {}, "`model` must have one output, .* with 2 outputs"),
         (None, {"batch_normalization": "query"}, "`batch_normalization` must be one of"),
         (None, {"steps": 0}, "`steps` must be"),
         (None, {"variables": "similarity"}, "`variables` must hold the kernel of the new"),

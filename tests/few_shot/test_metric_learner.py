@@ -13,6 +13,10 @@ IMAGE = (6, 6, 1)
 LOSS = data.cross_entropy()
 
 
+def iterated(*batches):
+    yield from batches
+
+
 def proto(**options):
     return few_shot.ProtoNet(data.identity(), data.WAYS, **options)
 
@@ -136,6 +140,7 @@ def test_numbers_of_shots_may_change():
         (lambda s, y, q: (s, y), r"call `adapt`.*Received: input_shape=\[\("),
         (lambda s, y, q: s, "call `adapt`.*Received"),
         (lambda s, y, q: Batches(((s, y + 1, q), y)), r"the labels \[1, 2, 3\]"),
+        (lambda s, y, q: iterated(((s, y - 1, q), y)), r"the labels \[-1, 0, 1\]"),
     ],
 )
 def test_arrays_are_checked_before_the_first_step(inputs, message):

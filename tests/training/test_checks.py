@@ -68,6 +68,24 @@ def test_arguments_by_position():
 
 
 @pytest.mark.usefixtures("eager")
+def test_the_first_batch_of_a_data_set_is_checked():
+    model, seen = classifier(), []
+    options = {"steps_per_epoch": 3, "shuffle": False, "verbose": 0}
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: seen.append(1)
+    )
+    model.fit((batch for batch in [(X, Y)] * 3), callbacks=note, **options)
+    assert len(seen) == 3
+    for use in (
+        lambda wrong: model.fit((batch for batch in [wrong]), shuffle=False),
+        lambda wrong: model.fit(X, Y, validation_data=Batches(wrong), verbose=0),
+        lambda wrong: model.evaluate(Batches(wrong), verbose=0),
+    ):
+        with pytest.raises(ValueError, match="must hold classes 0 to 2"):
+            use((X, Y + 1))
+
+
+@pytest.mark.usefixtures("eager")
 def test_targets_that_the_loss_leaves_out_are_not_checked():
     model = classifier(ignore_class=-1)
     labels = np.where(Y == 2, -1, Y)

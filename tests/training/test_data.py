@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import Batches, after_keras_3_10, assert_close, normal
+from helpers import IS_TENSORFLOW, Batches, after_keras_3_10, assert_close, normal
 from keras import ops
 
 import nsl_keras
@@ -80,6 +80,29 @@ def test_optional_inputs():
     assert_close(found.output_changes, expected.output_changes)
     expected = float(loss(y, logits))
     assert model.evaluate(given, y, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="strings are TensorFlow's alone")
+@pytest.mark.parametrize("form", ["text", "tensor", "batches"])
+def test_text_reaches_models(form):
+    words = np.array([["füchs"], ["owl"], ["elk"]] * 4)
+    lookup = keras.layers.StringLookup(vocabulary=["füchs", "owl"], output_mode="one_hot")
+    inputs = keras.Input((1,), dtype="string")
+    backbone = keras.Model(inputs, lookup(inputs))
+    y, x = np.arange(12) % 3, ops.convert_to_tensor(words, "string")
+    if form == "batches":
+        given, y = [Batches((x[:5], y[:5]), (x[5:], y[5:]))], None
+    else:
+        given = [words if form == "text" else x, y]
+    model = nsl_keras.MetaNeighborhoodModel(backbone, keras.layers.Dense(3), 6)
+    model.build((None, 1))
+    drawn = model.initialize_from(*given, seed=0)
+    assert_close(model.dictionary.keys, backbone(x).numpy()[drawn])
+    statistics = nsl_keras.callbacks.EntryStatistics(given[0])
+    statistics.set_model(model)
+    assert statistics.measure()["usage_entropy"] > 0
+    adapted = nsl_keras.few_shot.NearestCentroid(backbone).adapt(*given)
+    assert adapted.predict(x[:3], verbose=0).argmax(axis=1).tolist() == [0, 1, 2]
 
 
 def test_strings_of_tensorflow_become_text():
