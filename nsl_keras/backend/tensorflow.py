@@ -33,7 +33,8 @@ def gradients_of(
             "The inner steps must be recorded by a gradient tape, and none records here. "
             "On TensorFlow, `keras.remat`, `keras.RematScope` and `tf.recompute_grad` stop "
             "all tapes: apply them to the backbone alone, not to a head or a model that "
-            "is finetuned, or use the JAX backend."
+            "is finetuned, or use the JAX backend. Forward-mode derivatives of several "
+            "inner steps need a `chunk_size` of at least the number of entries."
         )
     pairs = zip(at, gradients, strict=True)
     return [tf.zeros_like(x) if dx is None else dx for x, dx in pairs], auxiliary
