@@ -17,6 +17,7 @@ import keras
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.similarity.predictors import small_normal
 from nsl_keras.training.normalization import BatchNormalization
 
 __all__ = ["cnn4", "cnn9", "convnet4"]
@@ -26,6 +27,9 @@ Factory = Callable[..., keras.layers.Layer]
 
 #: The batch norm of the networks of Meta-Neighborhoods.
 FAST_BATCH_NORMALIZATION = functools.partial(BatchNormalization, momentum=0.9)
+
+#: He's normal initializer, not truncated, as in the code of NSL's authors.
+he_normal = functools.partial(small_normal, 1.0)
 
 
 def convnet4(
@@ -197,13 +201,6 @@ def cnn4(
             classes, kernel_initializer=he_normal(), name="classifier"
         )(outputs)
     return keras.Model(inputs, outputs, name=name)
-
-
-def he_normal() -> keras.initializers.Initializer:
-    """Returns He's normal initializer, not truncated, as in the code of NSL's authors."""
-    return keras.initializers.VarianceScaling(
-        2.0, mode="fan_in", distribution="untruncated_normal"
-    )
 
 
 def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -289,7 +289,8 @@ def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, 
     Objects that hold functions, such as a similarity's initializer, are not serialized.
     """
     own = {name: getattr(layer, name, None) for name in config}
-    return config | {name: each for name, each in own.items() if _has_function(each)}
+    given = {name: each for name, each in own.items() if any(_functions(each))}
+    return config | given
 
 
 def remade(layer: Any, kind: Any = None, config: Any = None, **changes: Any) -> Any:
@@ -307,16 +308,13 @@ def remade(layer: Any, kind: Any = None, config: Any = None, **changes: Any) -> 
         return (kind or type(layer)).from_config(config | changes)
 
 
-def _has_function(value: Any) -> bool:
-    return not isinstance(value, keras.layers.Layer) and any(_functions(value))
-
-
 def _functions(value: Any) -> Iterator[Any]:
-    return filter(inspect.isfunction, (value, *getattr(value, "__dict__", {}).values()))
+    own = {} if isinstance(value, keras.layers.Layer) else getattr(value, "__dict__", {})
+    return filter(inspect.isfunction, (value, *own.values()))
 
 
 def arguments_of(
-    layer: Layer, kind: type[Layer], serialized: Sequence[str] = ()
+    layer: Any, kind: type[Any], serialized: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Returns a class's own arguments, which are attributes of a layer, for its config.
 
@@ -349,6 +347,23 @@ def output_spec(model: Layer, inputs: Any) -> Any:
         batch = tree.flatten(inputs)[0].shape[0]
         return keras.KerasTensor((batch, *outputs[0].shape[1:]), outputs[0].dtype)
     return model(inputs)
+
+
+def named(
+    identifier: Any, argument: str, kinds: dict[str, Any], allowed: Any, others: str
+) -> Any:
+    """Returns an object by its name, from its serialized form, or unchanged."""
+    found = identifier
+    if isinstance(identifier, str) and identifier in kinds:
+        found = kinds[identifier]()
+    elif isinstance(identifier, dict):
+        found = keras.saving.deserialize_keras_object(identifier)
+    if not isinstance(found, allowed):
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(map(repr, kinds))}, or {others}. "
+            f"Received: {argument}={identifier!r}"
+        )
+    return found
 
 
 def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:

@@ -428,13 +428,5 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     >>> type(nsl_keras.similarities.get("diagonal")).__name__
     'Diagonal'
     """
-    if isinstance(identifier, dict):
-        identifier = keras.saving.deserialize_keras_object(identifier)
-    if isinstance(identifier, str) and identifier in KINDS:
-        return KINDS[identifier]()
-    if not isinstance(identifier, Similarity):
-        raise ValueError(
-            f"`similarity` must be one of {', '.join(map(repr, KINDS))}, or a "
-            f"`nsl_keras.similarities.Similarity`. Received: similarity={identifier!r}"
-        )
-    return identifier
+    others = "a `nsl_keras.similarities.Similarity`"
+    return rewiring.named(identifier, "similarity", KINDS, Similarity, others)

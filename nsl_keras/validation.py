@@ -117,13 +117,7 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
     """Raises unless `labels` are classes: integers in range, or rows of probabilities."""
     values = _finite_numbers(labels, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
-        _probability_rows(
-            values,
-            f"Each row of `{name}` must be a probability distribution over the "
-            f"{num_classes} classes (one-hot or soft labels); multi-label targets "
-            "are not supported.",
-        )
-        return
+        return probabilities(values, name)
     if values.ndim not in (1, 2) or values.shape[1:] not in ((), (1,)):
         raise ValueError(
             f"`{name}` must have shape (n,), (n, 1) or (n, {num_classes}). "
@@ -141,20 +135,15 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
 
 def probabilities(array: Any, name: str) -> None:
     """Raises unless each row of a matrix is a probability distribution."""
-    _probability_rows(
-        _finite_numbers(array, name),
-        f"Each row of `{name}` must be a probability distribution: numbers of at least 0 "
-        "that sum to 1.",
-    )
-
-
-def _probability_rows(values: np.ndarray, demand: str) -> None:
+    values = _finite_numbers(array, name)
     sums = values.sum(axis=1, dtype="float64")
     wrong = (values < 0).any(axis=1) | (np.abs(sums - 1) > SUM_TOLERANCE)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{demand} Received: {wrong.sum()} bad rows, the first at index {row}: "
+            f"Each row of `{name}` must be a probability distribution over the classes "
+            "(one-hot or soft labels, not several labels): numbers of at least 0 that sum "
+            f"to 1. Received: {wrong.sum()} bad rows, the first at index {row}: "
             f"{values[row].tolist()}"
         )
 

@@ -122,15 +122,12 @@ CLASSES = (
     "`y` must hold classes 0 to 2. Received: 2 labels outside, the first at index 1: 3"
 )
 ROWS = (
-    "Each row of `y` must be a probability distribution over the 3 classes (one-hot or "
-    "soft labels); multi-label targets are not supported. Received: 2 bad rows, the first "
-    "at index 1: [1, 0, 1]"
+    "Each row of `y` must be a probability distribution over the classes (one-hot or soft "
+    "labels, not several labels): numbers of at least 0 that sum to 1. Received: 2 bad "
+    "rows, the first at index 1: [1, 0, 1]"
 )
 SHAPES = "`y` must have shape (n,), (n, 1) or (n, 3). Received: y.shape=(4, 2)"
-DISTRIBUTIONS = (
-    "Each row of `values` must be a probability distribution: numbers of at least 0 that "
-    "sum to 1. Received: 1 bad rows, the first at index 1: [0.5, 0.6]"
-)
+DISTRIBUTIONS = "sum to 1. Received: 1 bad rows, the first at index 1: [0.5, 0.6]"
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
-from nsl_keras.backend import (
-    Tensor,
-    apart,
-    compiled,
-    gradients_of,
-    map_elements,
-    vectorized_map,
-    wide_dtype,
-)
+from nsl_keras import backend, rewiring, validation
+from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
 from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
@@ -136,7 +128,7 @@ class Finetuner(Adapting):
         self._is_shallow = [each.layer for each in rewiring.calls(after)] == [classifier]
         self._copy, self._variables = copy, copy.variables
         self._dtype = copy.inputs[0].dtype
-        self._outputs_dtype = wide_dtype(copy.outputs[0].dtype)
+        self._outputs_dtype = backend.wide_dtype(copy.outputs[0].dtype)
         # Not by XLA, whose convolutions take many times as long on CPUs.
         self._compiled = compiled(self._scores, jit_compile=False)
 
@@ -200,7 +192,7 @@ class Finetuner(Adapting):
                 support, queries = map_elements(self._features, sets, specs)
             elements = [support, labels, queries, *drawn]
             if self._is_shallow:
-                return vectorized_map(self._logits, elements)[0]
+                return backend.vectorized_map(self._logits, elements)[0]
             spec = outputs(queries, self.ways)
             return map_elements(self._logits, elements, [spec])[0]
 

@@ -20,6 +20,10 @@ from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
+from nsl_keras.neighborhoods.inner_loop import InnerLearningRate
+
+#: Forms of the learning rates, and those of their layer, for one number per variable.
+_FORMS = {"fixed": "fixed", "learned": "diagonal"}
 
 _CROSS_ENTROPY = functools.partial(keras.losses.categorical_crossentropy, from_logits=True)
 
@@ -129,12 +133,11 @@ class MAML(EpisodicLearner):
     ) -> None:
         super().__init__(model, batch_normalization, **kwargs)
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
-        self.inner_learning_rate = validation.positive_number(
-            inner_learning_rate, "inner_learning_rate"
-        )
-        self.learning_rate_form = validation.one_of(
-            learning_rate_form, ("fixed", "learned"), "learning_rate_form"
-        )
+        form = validation.one_of(learning_rate_form, _FORMS, "learning_rate_form")
+        self.learning_rate_form = form
+        options = {"dtype": self.dtype_policy, "name": "inner_learning_rate"}
+        self.rate = InnerLearningRate(inner_learning_rate, _FORMS[form], **options)
+        self.inner_learning_rate = self.rate.initial
         self.first_order = first_order
         self.test_inner_steps = validation.optional(
             validation.positive_integer, test_inner_steps, "test_inner_steps"
@@ -175,30 +178,13 @@ class MAML(EpisodicLearner):
             (self.ways,) = shape
         self.outputs_shape = shape
         self._outputs_dtype = wide_dtype(found.dtype)
-        if self.learning_rate_form == "learned":
-            for index, variable in enumerate(self.functional.variables):
-                rate = self.add_weight(
-                    name=f"inner_learning_rate_{index}",
-                    shape=(),
-                    initializer=keras.initializers.Constant(self.inner_learning_rate),
-                    dtype=variable.dtype,
-                )
-                # An attribute each: `tf.train.Checkpoint` misses the variables in a list.
-                setattr(self, f"raw_rate_{index}", rate)
+        self.rate.build_for([()] * len(self.functional.variables))
 
     @property
     def inner_learning_rates(self) -> list[Tensor]:
         """The current learning rates of the adapted variables, in the network's order."""
-        if self.learning_rate_form == "learned":
-            return [
-                ops.abs(ops.convert_to_tensor(getattr(self, f"raw_rate_{index}")))
-                for index in range(len(self.functional.variables))
-            ]
-        return [
-            # Not `ops.cast`, which rounds a Python number to float32 first.
-            ops.convert_to_tensor(self.inner_learning_rate, variable.dtype)
-            for variable in self.functional.variables
-        ]
+        pairs = zip(self.rate.rates(), self.functional.variables, strict=True)
+        return [ops.cast(rate, variable.dtype) for rate, variable in pairs]
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         support, targets, queries = inputs

@@ -128,8 +128,7 @@ class SupportSet(keras.layers.Layer):
         return self.learner(inputs, training=False)[0]
 
     def get_config(self) -> dict[str, Any]:
-        learner = keras.saving.serialize_keras_object(self.learner)
-        return {**super().get_config(), "learner": learner, "examples": self.examples}
+        return {**super().get_config(), **rewiring.arguments_of(self, SupportSet)}
 
     from_config = classmethod(rewiring.from_arguments)
 

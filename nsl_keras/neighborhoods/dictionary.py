@@ -301,6 +301,11 @@ class NeighborDictionary(keras.layers.Layer):
         self.assign_examples(features[drawn], y[drawn])
         return drawn
 
+    def require_targets(self, y: Any) -> None:
+        """Raises unless `y` holds labels of the classes, or a regression's targets."""
+        classifies = self.task == "classification"
+        (validation.class_labels if classifies else validation.targets)(y, self.num_values)
+
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
         """Returns the indices of the examples that become entries, without replacement."""
         validation.optional(validation.non_negative_integer, seed, "seed")
@@ -309,10 +314,7 @@ class NeighborDictionary(keras.layers.Layer):
                 "There must be one label or target for each example. "
                 f"Received: {examples} examples and len(y)={len(y)}"
             )
-        if self.task == "classification":
-            validation.class_labels(y, self.num_values)
-        else:
-            validation.targets(y, self.num_values)
+        self.require_targets(y)
         if len(y) < self.num_neighbors:
             raise ValueError(
                 "`y` must have at least as many examples as the dictionary has entries. "

@@ -14,14 +14,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from nsl_keras import validation
-from nsl_keras.backend import (
-    Tensor,
-    gradients_of,
-    gradients_of_columns,
-    vectorized_map,
-    wide_dtype,
-)
+from nsl_keras import backend, validation
+from nsl_keras.backend import Tensor, gradients_of, gradients_of_columns
 from nsl_keras.neighborhoods.explain import average_over_path
 
 #: An inner loss `loss(values, outputs)`, per entry.
@@ -73,16 +67,10 @@ class InnerLearningRate(keras.layers.Layer):
 
     def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Creates the learning rates for weights of these shapes."""
-        if self.form == "scalar":
-            rate_shapes: list[tuple[int, ...]] = [()]
-        elif self.form == "diagonal":
-            rate_shapes = [
-                (shape[0], *(1 for _ in shape[1:])) if len(shape) > 1 else ()
-                for shape in shapes
-            ]
-        else:
-            rate_shapes = []
-        for index, shape in enumerate(rate_shapes):
+        by_row = [(*shape[:1], *[1] * len(shape[1:])) for shape in shapes]
+        by_row = [shape if len(shape) > 1 else () for shape in by_row]
+        of_form: dict[str, Any] = {"scalar": [()], "diagonal": by_row, "fixed": []}
+        for index, shape in enumerate(of_form[self.form]):
             raw = self.add_weight(
                 name=f"inner_learning_rate_{index}",
                 shape=shape,
@@ -94,14 +82,9 @@ class InnerLearningRate(keras.layers.Layer):
         self.num_weights = len(shapes)
         self.built = True
 
-    @property
-    def raw_rates(self) -> list[Any]:
-        """The weights, whose absolute values are the rates."""
-        return list(self.weights)
-
     def rates(self) -> list[Tensor]:
         """Returns the learning rates, in the order of the shapes given to `build_for`."""
-        dtype = wide_dtype(self.variable_dtype)
+        dtype = backend.wide_dtype(self.variable_dtype)
         if self.form == "fixed":
             return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
         rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.weights]
@@ -109,7 +92,7 @@ class InnerLearningRate(keras.layers.Layer):
 
     def limit(self, largest: Tensor) -> None:
         """Lowers larger learning rates to a bound; fixed learning rates stay."""
-        for raw in self.raw_rates:
+        for raw in self.weights:
             raw.assign(ops.clip(raw, -largest, largest))
 
     def get_config(self) -> dict[str, Any]:
@@ -188,11 +171,13 @@ class NestedTape(InnerLoop):
             query, attention = example
             return self._call_head(self._finetune(entries, attention), query[None])[0]
 
-        return vectorized_map(predict_one, (queries, attention))
+        return backend.vectorized_map(predict_one, (queries, attention))
 
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         return list(
-            vectorized_map(lambda one: tuple(self._finetune(entries, one)), attention)
+            backend.vectorized_map(
+                lambda one: tuple(self._finetune(entries, one)), attention
+            )
         )
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import rewiring
 from nsl_keras.backend import Tensor
 
 NORM_EPSILON = 1e-12
@@ -149,14 +150,5 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     >>> type(nsl_keras.key_metrics.get("cosine")).__name__
     'Cosine'
     """
-    metric: Any = identifier
-    if isinstance(identifier, str) and identifier in _BY_NAME:
-        metric = _BY_NAME[identifier]()
-    elif isinstance(identifier, dict):
-        metric = keras.saving.deserialize_keras_object(identifier)
-    if not isinstance(metric, KeyMetric):
-        raise ValueError(
-            f"`metric` must be one of {', '.join(map(repr, _BY_NAME))}, or a "
-            f"`nsl_keras.key_metrics.KeyMetric`. Received: metric={identifier!r}"
-        )
-    return metric
+    others = "a `nsl_keras.key_metrics.KeyMetric`"
+    return rewiring.named(identifier, "metric", _BY_NAME, KeyMetric, others)

@@ -470,10 +470,7 @@ class MetaNeighborhoodModel(CheckedModel):
                 self.build(shapes)
         if y is None:
             return
-        if self.task == "classification":
-            validation.class_labels(y, self.dictionary.num_values)
-        else:
-            validation.targets(y, self.dictionary.num_values)
+        self.dictionary.require_targets(y)
 
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.

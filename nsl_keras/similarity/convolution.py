@@ -279,16 +279,7 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
 
     plain = keras.layers.DepthwiseConv2D
     filter_axes = (-2, -1)
-
-    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        return ops.depthwise_conv(
-            inputs,
-            kernel,
-            strides=self.strides,
-            padding=self.padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-        )
+    operation = staticmethod(ops.depthwise_conv)
 
     def dynamic_product(
         self, inputs: Tensor, kernel: Tensor, training: bool | None

@@ -107,13 +107,10 @@ class GlobalNeuralSimilarity2D(rewiring.KeepsFrozen):
         channels = validation.known_axis(shape, self.channel_axis, "channel axis")
         axes: dict[int, Any] = {self.channel_axis: channels}
         shape.append(shape.pop(self.channel_axis))
-        sizes = shape[1:3]
         if self.similarity in STATIC:
-            if None in sizes:
-                raise ValueError(
-                    "The height and width of the input must be known for a learned "
-                    f"similarity. Received: input_shape={tuple(input_shape)}"
-                )
+            spatial = sorted({1, 2, 3} - {self.channel_axis})
+            name = "height and width"
+            sizes = [validation.known_axis(input_shape, axis, name) for axis in spatial]
             self._build_learned(math.prod(sizes))
             axes = {axis: input_shape[axis] for axis in (1, 2, 3)}
         elif self.similarity == "predicted_mask":

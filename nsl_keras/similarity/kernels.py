@@ -39,6 +39,8 @@ class FloatKernel(keras.layers.Layer):
     refused.
     """
 
+    operation = staticmethod(ops.conv)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         first = getattr(self, "data_format", None) == "channels_first"
@@ -103,7 +105,7 @@ class FloatKernel(keras.layers.Layer):
             axis = 2 if self.channel_axis == 1 else 1
             zeros[axis][0] = (self.kernel_size[0] - 1) * self.dilation_rate[0]
             inputs, padding = ops.pad(inputs, zeros), "valid"
-        return ops.conv(
+        return self.operation(
             inputs,
             kernel,
             strides=self.strides,

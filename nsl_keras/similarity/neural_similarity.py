@@ -337,12 +337,12 @@ class BilinearForm(keras.layers.Layer):
         kept = ops.convert_to_tensor(self.shape_parameters) > threshold
         return ops.cast(kept, self.variable_dtype)
 
-    def require_static(self, what: str) -> None:
-        """Raises unless `M` is static and built."""
-        if self.predictor is not None:
+    def require_static(self, what: str, static: bool = True) -> None:
+        """Raises unless `M` is static, or predicted from the input, and built."""
+        if (self.predictor is None) != static:
             raise ValueError(
-                f"`{what}` needs a static similarity; this one is predicted from the "
-                f"input. Received: predictor={self.predictor!r}"
+                f"`{what}` needs a {'static' if static else 'dynamic'} similarity. "
+                f"Received: predictor={self.predictor!r}"
             )
         validation.built(self, what)
 
@@ -473,13 +473,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         Raises:
             ValueError: If the layer is static, or not built yet.
         """
-        if self.predictor is None:
-            raise ValueError(
-                "`predicted_matrices` needs a dynamic similarity: layer "
-                f"{self.name!r} has a static one, `similarity_matrix`. "
-                "Received: predictor=None"
-            )
-        validation.built(self, "predicted_matrices")
+        self.bilinear_form.require_static("predicted_matrices", static=False)
         inputs = ops.cast(inputs, self.compute_dtype)
         shape = list(self.predicting_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]

@@ -387,10 +387,7 @@ class SimilarityPredictor:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {
-            field.name: keras.saving.serialize_keras_object(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-        }
+        return rewiring.arguments_of(self, SimilarityPredictor)
 
     from_config = classmethod(rewiring.from_arguments)
 
@@ -442,14 +439,7 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     >>> nsl_keras.predictors.get("cnn").kind
     'cnn'
     """
-    if isinstance(identifier, dict):
-        identifier = keras.saving.deserialize_keras_object(identifier)
-    if isinstance(identifier, str) and identifier in KINDS:
-        return SimilarityPredictor(identifier)
+    kinds = {kind: partial(SimilarityPredictor, kind) for kind in KINDS}
     allowed = (type(None), SimilarityPredictor, keras.layers.Layer)
-    if not isinstance(identifier, allowed):
-        raise ValueError(
-            f"`predictor` must be None, one of {', '.join(map(repr, KINDS))}, a "
-            f"`SimilarityPredictor`, or a layer. Received: predictor={identifier!r}"
-        )
-    return identifier
+    others = "a `SimilarityPredictor`, a layer or None"
+    return rewiring.named(identifier, "predictor", kinds, allowed, others)

@@ -45,12 +45,9 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
         return 1 - LINEAR_SLOPE * ops.arccos(cosine)
     # The authors' fractions of exponentials, as hyperbolic tangents: these cannot
     # overflow, however small `k` is.
-    if curvature is None:
-        return ops.tanh(ops.arcsin(cosine) / (2 * SIGMOID_CURVATURE)) / math.tanh(
-            math.pi / (4 * SIGMOID_CURVATURE)
-        )
-    k = ops.abs(curvature) + SMALLEST_CURVATURE
-    return ops.tanh(ops.arcsin(cosine) / (2 * k)) / ops.tanh(math.pi / (4 * k))
+    k = SIGMOID_CURVATURE if curvature is None else ops.abs(curvature) + SMALLEST_CURVATURE
+    largest = ops.convert_to_tensor(math.pi / (4 * k), cosine.dtype)
+    return ops.tanh(ops.arcsin(cosine) / (2 * k)) / ops.tanh(largest)
 
 
 class Sphere(FloatKernel):

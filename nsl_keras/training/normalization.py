@@ -213,9 +213,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
             ValueError: If the layer is not built yet.
         """
         validation.built(self, "fold")
-        config = self.get_config()
-        del config["momentum_warmup"]
-        plain = rewiring.remade(self, keras.layers.BatchNormalization, config)
+        kind = keras.layers.BatchNormalization
+        plain = rewiring.remade(self, kind, super().get_config())
         plain.build(self.get_build_config()["input_shape"])
         # Copies: on JAX the two would share buffers, which a training step donates.
         plain.set_weights(self.get_weights()[: len(plain.weights)])

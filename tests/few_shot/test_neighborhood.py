@@ -21,7 +21,7 @@ def test_equals_the_head_with_the_support_as_dictionary(steps, inner_loop, form)
     options = {"inner_steps": steps, "learning_rate_form": form}
     model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, **attention, **options)
     model(inputs)
-    for raw in model.rate.raw_rates:
+    for raw in model.rate.weights:
         raw.assign(np.random.default_rng(0).uniform(0.1, 0.5, raw.shape))
     found = as_numpy(model(inputs))
     for support, labels, queries, own in zip(*inputs, found, strict=True):
@@ -46,7 +46,7 @@ def test_rate_zero_is_the_nearest_centroid():
     inputs, _ = data.episodes()
     model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, scale=7.0)
     adapted = as_numpy(model(inputs))
-    (raw,) = model.rate.raw_rates
+    (raw,) = model.rate.weights
     raw.assign(0.0)
     centroids = few_shot.NearestCentroid(data.identity(), data.WAYS)
     expected = 7 * as_numpy(centroids(inputs))

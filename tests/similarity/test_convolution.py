@@ -273,7 +273,7 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         ({"groups": 2, **DYNAMIC}, "`groups` must be 1 .*groups=2, predictor="),
         (
             {"predictor": "other"},
-            "must be None, one of 'sphere', 'full_sphere', 'cnn'.*'other'",
+            "must be one of 'sphere', 'full_sphere', 'cnn', or.*'other'",
         ),
         ({"predictor": np.ones(3)}, "`predictor` must be None, .*predictor=array"),
         *(
