@@ -275,7 +275,7 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
             {"predictor": "other"},
             "must be one of 'sphere', 'full_sphere', 'cnn', or.*'other'",
         ),
-        ({"predictor": np.ones(3)}, "`predictor` must be None, .*predictor=array"),
+        ({"predictor": np.ones(3)}, "`predictor` must be one of .*predictor=array"),
         *(
             (
                 {"similarity": similarity, **DYNAMIC},
