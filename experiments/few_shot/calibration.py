@@ -72,7 +72,7 @@ def cifar_fs() -> Features:
         held = {name: parts[name] for name in parts}
     labels = np.unique(held["train_labels"], return_inverse=True)[1]
     backbone = nsl_keras.backbones.convnet4((32, 32, 3), filters=(32, 32, 64, 64))
-    outputs = keras.layers.Dense(labels.max() + 1)(backbone.outputs[0])
+    outputs = keras.layers.Dense(int(labels.max()) + 1)(backbone.outputs[0])
     network = keras.Model(backbone.inputs, outputs)
     _trained(network, (held["train_images"] / 255, labels), 12)
     return _features(network, held["test_images"] / 255), held["test_labels"]
