@@ -89,7 +89,7 @@ def _neighborhoods(
     return [row for each in backbones.split() for row in rows(own + each, names)]
 
 
-_TIMED = "--steps=200 --step_times --jit_compile"
+_TIMED = "--steps=200 --step_times --jit_compile --save_every=50"
 _COST = "cnn static_dns dynamic_dns dynamic_uns dynamic_uns_blocks"
 _MN = "plain neighborhoods neighborhoods_film"
 _DEEP = "resnet29 densenet76 resnet56"
@@ -159,8 +159,7 @@ PLANS: dict[str, list[Row]] = {
         *_neighborhoods("densenet76 resnet56", "cifar10", _TABLE_1),
         *_table_3("cifar10", _DEEP),
     ],
-    # What short loans of a GPU should answer first, on JAX, from one file of images: step
-    # times and memory, then the published recipes, one seed at a time.
+    # For short loans of a GPU: step times and memory first, then the published recipes.
     "device": [
         *rows(f"neural_similarity --table=cost --dataset=cifar10 {_TIMED}", _COST),
         *rows(f"image_classification --backbone=resnet29 --dataset=cifar10 {_TIMED}", _MN),

@@ -8,8 +8,6 @@ the learning rate of `D`, as a multiple of the others'. Rows that prune take as 
 from each layer as the static `D` of the largest rate switched off with the same seed: after
 half of the training, the taps with the smallest `|M|` times the kernel's norm, or random
 ones; the rest is trained on.
-
-Each run is a line of --output_dir/results/kernel_shape.jsonl and is not made twice.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ two layers, in what follows the second, and in where that starts. They learn dig
 with momentum; a row is one predictor. Predictors have the authors' width, and start at
 He's normal; the last layer, where a row says so, at a thousandth of it, as the authors'
 code does.
-
-Each run is a line of --output_dir/results/stability.jsonl and is not made twice.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) 
     more = {}
     if errors and table.top_5_errors:
         more = {
-            "paper, top-5": lambda name: tables.figure(table.top_5_errors[name]),
+            "paper, top-5": lambda name: tables.figure(table.top_5_errors.get(name)),
             "top-5": lambda name: tables.mean(_errors(found, name, "test_top_5").values()),
         }
     if any("served_parameters" in run for run in found):
