@@ -215,10 +215,8 @@ def _frozen_parts(layer: Layer, prefix: str = "") -> Iterator[str]:
     """Yields the attributes of a layer, and of theirs, that are frozen layers."""
     for name, part in vars(layer).items():
         if isinstance(part, keras.layers.Layer) and not name.startswith("_"):
-            if part.trainable:
-                yield from _frozen_parts(part, f"{prefix}{name}.")
-            else:
-                yield prefix + name
+            own = [] if part.trainable else [prefix + name]
+            yield from own or _frozen_parts(part, f"{prefix}{name}.")
 
 
 def pass_on_frozen(layer: Layer) -> None:
@@ -237,7 +235,10 @@ def unfrozen(layer: Layer) -> Iterator[None]:
 
     In the context `trainable_variables` are all weights except moving statistics.
     """
-    layers = [(each, each.trainable) for each in (layer, *sublayers(layer))]
+    # Parts after what holds them, which passes its flag on by their own setters.
+    parts = [layer, *sublayers(layer)]
+    parts.sort(key=lambda each: len([*sublayers(each)]), reverse=True)
+    layers = [(each, each.trainable) for each in parts]
     variables = [(each, each.trainable) for each in layer.variables]
     # Off first: setting a flag to its present value does not reach the variables.
     for value in (False, True):

@@ -138,8 +138,8 @@ def check_keras_file(model, inputs, outputs, path):
     model.save(path)
     again = keras.saving.load_model(path)
     assert_equal(again(inputs), outputs)
-    flags = ([v.trainable for v in each.variables] for each in (model, again))
-    assert [*next(flags)] == [*next(flags)]
+    for one, other in zip(model.variables, again.variables, strict=True):
+        assert one.trainable == other.trainable
     for part in parts:
         part.trainable = True
 

@@ -18,6 +18,7 @@ def copy_of(model):
     return rewiring.rebuild(model, lambda layer: None)
 
 
+@pytest.mark.jax
 def test_unfrozen_restores_each_flag():
     model = keras.Sequential(
         [

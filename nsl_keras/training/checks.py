@@ -117,10 +117,8 @@ class CheckedModel(rewiring.KeepsFrozen, ReplicatedModel):
         if isinstance(x, types.GeneratorType):
             batches = [*itertools.islice(x, 1)]
             x = (each for each in itertools.chain(batches, x))
-        elif isinstance(x, keras.utils.PyDataset):
-            batches = [x[0]]
         else:
-            batches = [(x, y)]
+            batches = [x[0] if isinstance(x, keras.utils.PyDataset) else (x, y)]
         for batch in batches:
             self._check(*keras.utils.unpack_x_y_sample_weight(batch)[:2])
         return x
