@@ -37,7 +37,6 @@ from experiments.neural_similarity import (
 )
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
-from experiments.no_harm.methods import METHODS
 from experiments.pretrained import table as pretrained
 from experiments.serving import load
 
@@ -134,85 +133,71 @@ def with_tables(text: str) -> str:
 
 
 def _where() -> str:
-    """One row a kind of problem: plain network, the same with a method, and the price."""
-    rows: list[list[str]] = []
-
-    def add(situation: str, *cells: str, runs: list[dict]) -> None:
-        shown = "" if any(situation in row for row in rows) else situation
-        rows.append([shown, *cells, re.sub("^commits? ", "", tables.commits(runs))])
+    """One row a kind of problem: points above a plain network, here and with rivals."""
 
     def of(found: list[dict], *methods: str) -> list[dict]:
         return [run for run in found if run["method"] in methods]
 
+    found = _records(pretrained.PLACE).runs
+    found = [run for run in found if run["domain"] in pretrained.CORRUPTED]
+    table = pretrained.table(found, pretrained.CORRUPTED)
+
+    def corrupted(name: str, title: str) -> str:
+        pair = of(found, name), of(found, pretrained.BASELINE)
+        tables.require_comparable(*pair)
+        size = 4 * pair[0][0]["trained"] / 1000
+        return f"{title}: {_cells(table, name)[0]} ({size:,.0f} kB)"
+
     few_shot = _records(*FEW_SHOT)
     trials = tables.trials_of(few_shot)
     episodes = experiments.few_shot.table.section(few_shot)
-    (plain, *_) = _cells(episodes, "finetuning of the classifier, from zero")
     steps = {
-        row["candidate"]: f"{row['median']:.2f}x per step"
+        row["candidate"]: f"{row['median']:.1f}x per training step"
         for each in experiments.speed.table.measured(RESULTS, "network")
         for row in each["rows"]
         if row["case"].startswith("few-shot")
     }
-    situation = "few labels: 5 images a class, new classes of CIFAR-100"
-    for name, title in (
-        ("dynamic_nsn", "dynamic diagonal similarity"),
-        ("same_parameters", "wider plain network, as many parameters"),
-        ("longer", "plain network, trained longer"),
-    ):
+
+    def new_classes(name: str, title: str) -> str:
         row = few_shot_methods.METHODS[name].title
         pair = of(few_shot.runs, name), of(few_shot.runs, "finetuning")
         tables.require_comparable(*pair, trials)
-        price = "3.3x" if name == "longer" else steps[row]
-        cells = *_cells(episodes, row)[:2], price
-        add(situation, plain, title, *cells, runs=of(few_shot.runs, "finetuning", name))
+        price = steps.get(row, "3.3x the training")
+        return f"{title}: {_cells(episodes, row)[1]} ({price})"
 
-    found = _records(pretrained.PLACE).runs
-    found = [run for run in found if run["domain"] in pretrained.CORRUPTED]
-    table = pretrained.table(found, pretrained.CORRUPTED)
-    (plain, *_) = _cells(table, pretrained.BASELINE)
-    situation = "a pretrained network, 5 labels a class: photographs, five corruptions"
-    for name, title in (
-        ("M unconstrained + head", "static similarity, and classifier"),
-        ("LoRA of rank 1 + head", "LoRA of rank 1, and classifier"),
-        ("everything", "all weights"),
-    ):
-        pair = of(found, name), of(found, pretrained.BASELINE)
-        tables.require_comparable(*pair)
-        price = f"30 epochs; {4 * pair[0][0]['trained'] / 1000:,.0f} kB"
-        cells = plain, title, "", _cells(table, name)[0], price
-        add(situation, *cells, runs=[*pair[0], *pair[1]])
-
-    matrix = compare(report.load(RESULTS, "unbiased"))
-    table = report.summary_table(matrix)
-    (timed,) = (
-        run
-        for run in predictors.costs(RESULTS)
-        if (run["method"], run["network"]) == ("UNS blocks", "narrow_cnn")
+    digits = _records("demo.jsonl", "digits").runs
+    made = experiments.demo.table.table(digits)
+    neighbors, longer, linear = (
+        _cells(made, experiments.demo.table.TITLES[name])
+        for name in ("linear_neighborhoods", "linear_longer", "linear")
     )
-    slower = f"{timed['step_time']['median']:.2f}x per step"
-    situation = "five epochs, small data: five sets, three networks"
-    for name, title, times, others in (
-        ("dynamic_uns", "dynamic unconstrained similarity", slower, [timed]),
-        ("plain_rate", "plain, three times the rate", "1x", []),
-    ):
-        pairs = [each for each in matrix if each.method == name]
-        made = [run for each in pairs for run in each.found + each.baseline]
-        cells = "", title, "", _cells(table, METHODS[name].title)[1], times
-        add(situation, *cells, runs=[*made, *others])
-
-    found = _records("demo.jsonl", "digits").runs
-    table = experiments.demo.table.table(found)
-    linear = _cells(table, "linear features")
-    neighbors = _cells(table, "linear features + Meta-Neighborhoods")
     ratio = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
-    add(
-        *("weak features: one linear layer, digits", linear[0], "learned neighbors"),
-        *(*neighbors[:2], f"{ratio:.1f}x"),
-        runs=of(found, "linear", "linear_neighborhoods"),
-    )
-    columns = ["situation", "plain, %", "method", "%", "difference, points"]
-    return tables.markdown([*columns, "training time", "commit"], rows)
+    rows = [
+        [
+            "a pretrained network, five labels per class of corrupted photographs",
+            corrupted("M unconstrained + head", "static similarity and classifier"),
+            corrupted("LoRA of rank 1 + head", "LoRA of rank 1 and classifier")
+            + "; "
+            + corrupted("everything", "all weights"),
+            "none once folded",
+        ],
+        [
+            "new classes of CIFAR-100, five images per class",
+            new_classes("dynamic_nsn", "dynamic diagonal similarity"),
+            new_classes("same_parameters", "wider network with as many parameters")
+            + "; "
+            + new_classes("longer", "longer training"),
+            "time and memory of the predictors",
+        ],
+        [
+            "weak features: one linear layer, digits",
+            f"learned neighbors: {neighbors[1]} ({ratio:.1f}x per training step)",
+            f"five times as many epochs: {longer[1]}",
+            "one pass over the dictionary",
+        ],
+    ]
+    columns = ["situation", "with this package", "instead", "price at inference"]
+    return tables.markdown(columns, rows)
 
 
 def _cells(table: str, title: str) -> list[str]:
