@@ -38,9 +38,8 @@ def test_episodes_queries_and_the_order_of_the_support_do_not_matter(learner, op
 
 
 def test_no_episodes():
-    backbone = keras.Sequential(
-        [keras.Input((data.SIZE,)), nsl_keras.layers.BatchNormalization()]
-    )
+    layers = [nsl_keras.layers.BatchNormalization(), keras.layers.Dense(4)]
+    backbone = keras.Sequential([keras.Input((data.SIZE,)), *layers])
     (support, labels, queries), _ = data.episodes()
     learner = few_shot.ProtoNet(backbone, data.WAYS, batch_normalization="support")
     assert learner((support[:0], labels[:0], queries[:0])).shape == (0, 4, 3)
