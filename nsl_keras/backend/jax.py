@@ -64,6 +64,19 @@ def sum_in_loop(
     return sums
 
 
+def map_chunks(
+    function: Callable[..., Any],
+    shared: Sequence[Any],
+    entries: Sequence[Any],
+    elements: Any,
+) -> Any:
+    """Applies a function to all entries; the backward pass computes it anew.
+
+    Without chunks: XLA orders what it computes so that little is there at a time.
+    """
+    return jax.checkpoint(function)(*shared, *entries)
+
+
 # Graphs.
 
 

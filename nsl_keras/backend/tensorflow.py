@@ -12,6 +12,11 @@ import tensorflow as tf
 BackendTensor: TypeAlias = tf.Tensor
 GradientTape = tf.GradientTape
 
+#: In a chunk of `map_chunks` on a CPU: elements of the largest tensors, which the caches
+#: should hold, and entries.
+ELEMENTS = 300_000
+LARGEST_CHUNK = 16
+
 
 # Derivatives.
 
@@ -86,30 +91,120 @@ def sum_in_loop(
     chunks: Sequence[Any],
 ) -> list[Any]:
     """Adds what a function returns for each chunk; see `sum_over_chunks`."""
-    number = len(shared)
 
-    @tf.custom_gradient
-    def total(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
-        shared, chunks = tensors[:number], tensors[number:]
-
+    def sums(shared: Sequence[Any], chunks: Sequence[Any]) -> Any:
         def add(sums: list[Any], chunk: Sequence[Any]) -> list[Any]:
             return _added(sums, terms(*shared, *chunk))
 
-        # The gradient of a loop would keep the terms of every chunk.
+        zeros = [tf.zeros_like(each) for each in start]
+        return tf.foldl(add, list(chunks), zeros, parallel_iterations=1)
+
+    found = _recomputed(sums, terms, lambda upstream, _: upstream, shared, chunks)
+    return _added(start, found)
+
+
+def map_chunks(
+    function: Callable[..., Any],
+    shared: Sequence[Any],
+    entries: Sequence[Any],
+    elements: Any,
+) -> Any:
+    """Applies a function to a few entries at a time, along the first axis.
+
+    The backward pass computes each chunk anew, so that memory holds one of them.
+
+    Args:
+        function: Callable `function(*shared, *chunk)`, whose output has the chunk's first
+            axis and the dtype of the entries.
+        shared: Tensors that all entries have in common.
+        entries: Tensors with one first axis.
+        elements: The size of the largest tensors that the function makes of one entry.
+    """
+    size = keras.ops.shape(entries[0])[0]
+    count, chunk_size, missing = _division(size, elements)
+    no_rest = isinstance(missing, int) and missing == 0
+    chunks = []
+    for each in entries:
+        shape = keras.ops.shape(each)[1:]
+        if not no_rest:
+            # The first entry fills the last chunk: zeros may be no valid input.
+            filling = tf.broadcast_to(each[:1], (missing, *shape))
+            each = tf.concat([each, tf.stop_gradient(filling)], 0)
+        chunks.append(tf.reshape(each, (count, chunk_size, *shape)))
+
+    def outputs(shared: Sequence[Any], chunks: Sequence[Any]) -> Any:
+        return tf.map_fn(
+            lambda chunk: function(*shared, *chunk),
+            list(chunks),
+            parallel_iterations=1,
+            fn_output_signature=entries[0].dtype,
+        )
+
+    def at(upstream: Sequence[Any], index: Any) -> list[Any]:
+        return [upstream[0][index]]
+
+    mapped = _recomputed(outputs, function, at, shared, chunks)
+    shape = keras.ops.shape(mapped)[2:]
+    mapped = tf.reshape(mapped, (count * chunk_size, *shape))
+    # Not by indexing, whose gradient is slow on a CPU.
+    return mapped if no_rest else tf.slice(mapped, [0] * mapped.ndim, (size, *shape))
+
+
+def _division(size: Any, elements: Any) -> tuple[Any, Any, Any]:
+    """Returns a number of chunks, their size, and how many entries the last one misses."""
+    if tf.config.list_logical_devices("GPU"):
+        return 1, size, 0
+    known = isinstance(elements, int)
+    most = max(min(ELEMENTS // elements, LARGEST_CHUNK), 1) if known else 1
+    if most == 1:
+        return size, 1, 0
+    count = -(-size // most)
+    if isinstance(size, int):
+        count = max(count, 1)
+        most = -(-size // count)
+    return count, most, count * most - size
+
+
+def _recomputed(
+    loop: Callable[[Sequence[Any], Sequence[Any]], Any],
+    function: Callable[..., Any],
+    upstream_of: Callable[[Sequence[Any], Any], Sequence[Any]],
+    shared: Sequence[Any],
+    chunks: Sequence[Any],
+) -> Any:
+    """Returns what a loop over chunks returns; its gradient is a loop as well.
+
+    TensorFlow's gradient of a loop would keep what the function computes of every chunk.
+
+    Args:
+        loop: Callable `loop(shared, chunks)`.
+        function: What the loop applies to `(*shared, *chunk)`.
+        upstream_of: Callable `upstream_of(upstream, index)`, which returns the gradient
+            with respect to the outputs of the function for one chunk.
+        shared: Tensors that all chunks have in common.
+        chunks: Tensors with an axis over the chunks in front.
+    """
+    number = len(shared)
+
+    @tf.custom_gradient
+    def looped(*tensors: Any) -> tuple[Any, Callable[..., list[Any]]]:
+        shared, chunks = tensors[:number], tensors[number:]
+
         def gradient(*upstream: Any) -> list[Any]:
             def add_gradients(index: Any, of_shared: Any, of_chunks: Any) -> Any:
                 at = [*shared, *(chunk[index] for chunk in chunks)]
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(at)
-                    sums = terms(*at)
+                    outputs = tf.nest.flatten(function(*at))
                 found = tape.gradient(
-                    sums, at, list(upstream), tf.UnconnectedGradients.ZERO
+                    *(outputs, at, list(upstream_of(upstream, index))),
+                    tf.UnconnectedGradients.ZERO,
                 )
                 pairs = zip(of_chunks, found[number:], strict=True)
                 written = [array.write(index, each) for array, each in pairs]
                 return index + 1, _added(of_shared, found[:number]), written
 
-            count = chunks[0].shape[0]
+            count = keras.ops.shape(chunks[0])[0]
             _, of_shared, of_chunks = tf.while_loop(
                 lambda index, *_: index < count,
                 add_gradients,
@@ -123,10 +218,9 @@ def sum_in_loop(
             )
             return [*of_shared, *(array.stack() for array in of_chunks)]
 
-        zeros = [tf.zeros_like(each) for each in start]
-        return tf.foldl(add, list(chunks), zeros, parallel_iterations=1), gradient
+        return loop(shared, chunks), gradient
 
-    return _added(start, total(*shared, *chunks))
+    return looped(*shared, *chunks)
 
 
 def _added(tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:

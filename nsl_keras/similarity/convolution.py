@@ -9,45 +9,15 @@ input, one matrix per output position, block of positions or example. At positio
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from nsl_keras.backend import Tensor
+from nsl_keras.backend import Tensor, at_least_float32, map_chunks
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-
-
-def weighted_windows(layer: Any, inputs: Tensor, training: bool | None) -> list[Tensor]:
-    """Returns `M(x) x` at every output position of a dynamic layer, channels last.
-
-    The last axis, in one part or several, contains the channels of one tap after another.
-    """
-    patches = windows(
-        ops.moveaxis(inputs, layer.channel_axis, -1),
-        layer.kernel_size,
-        layer.strides,
-        layer.padding,
-        layer.dilation_rate,
-    )
-    positions = ops.shape(patches[0])[1:-1]
-    parameters = layer.bilinear_form.parameters(inputs, training, positions)
-    return layer.bilinear_form.similarity.apply_to_windows(parameters, patches)
-
-
-def dynamic_convolution(
-    layer: Any, inputs: Tensor, kernel: Tensor, training: bool | None
-) -> Tensor:
-    """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`."""
-    weighted = weighted_windows(layer, inputs, training)
-    weights = ops.split(ops.reshape(kernel, (-1, kernel.shape[-1])), len(weighted))
-    outputs = sum(
-        ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
-        for part, weight in zip(weighted, weights, strict=True)
-    )
-    shape = (*ops.shape(weighted[0])[:-1], kernel.shape[-1])
-    return ops.moveaxis(ops.reshape(outputs, shape), -1, layer.channel_axis)
 
 
 def windows(
@@ -106,8 +76,59 @@ def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]
     return ops.unstack(ops.reshape(cropped, shape), stride, axis + 1)
 
 
+class SimilarityConvolution(NeuralSimilarity):
+    """Private mixin of the convolutions: what they compute with a predicted `M(x)`."""
+
+    def dynamic_product(
+        self, inputs: Tensor, kernel: Tensor, training: bool | None
+    ) -> Tensor:
+        rows = ops.moveaxis(inputs, self.channel_axis, -1)
+        parameters = self.bilinear_form.parameters(inputs, training)
+        if training:
+            # A few examples at a time, and anew for the gradient: `M(x) x` has the input's
+            # size times the number of taps. Chunks add to the kernel's gradient in float32.
+            outputs = map_chunks(
+                self.product_of,
+                [at_least_float32(kernel)],
+                [parameters, rows],
+                math.prod(ops.shape(rows)[1:]) * self.bilinear_form.taps,
+            )
+        else:
+            outputs = self.product_of(kernel, parameters, rows)
+        return ops.moveaxis(outputs, -1, self.channel_axis)
+
+    def product_of(self, kernel: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
+        """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`.
+
+        Args:
+            kernel: The kernel, in the dtype of the rows or a wider one.
+            parameters: The parameters of `M(x)`, from `BilinearForm.parameters`.
+            rows: The inputs, channels last.
+        """
+        weighted = self.weighted_windows(parameters, rows)
+        weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), rows.dtype)
+        outputs = sum(
+            ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
+            for part, weight in zip(
+                weighted, ops.split(weights, len(weighted)), strict=True
+            )
+        )
+        return ops.reshape(outputs, (*ops.shape(weighted[0])[:-1], kernel.shape[-1]))
+
+    def weighted_windows(self, parameters: Tensor, rows: Tensor) -> list[Tensor]:
+        """Returns `M(x) x` at every output position.
+
+        The last axis, in one part or several, contains the channels of each tap in turn.
+        """
+        patches = windows(
+            rows, self.kernel_size, self.strides, self.padding, self.dilation_rate
+        )
+        parameters = self.bilinear_form.everywhere(parameters, ops.shape(patches[0])[1:-1])
+        return self.similarity.apply_to_windows(parameters, patches)
+
+
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
+class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
@@ -185,11 +206,10 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     """
 
     plain = keras.layers.Conv2D
-    dynamic_product = dynamic_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
+class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
     This layer is `NeuralSimilarityConv2D` for sequences. The predictor of a causal layer is
@@ -214,11 +234,10 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     """
 
     plain = keras.layers.Conv1D
-    dynamic_product = dynamic_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
+class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
     This layer is `NeuralSimilarityConv2D` for volumes. A 3x3x3 kernel has 27 taps, so a
@@ -241,11 +260,10 @@ class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     """
 
     plain = keras.layers.Conv3D
-    dynamic_product = dynamic_convolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
+class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
     Every input channel is convolved by itself, and all channels share one `M`. For taps
@@ -281,22 +299,19 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     filter_axes = (-2, -1)
     operation = staticmethod(ops.depthwise_conv)
 
-    def dynamic_product(
-        self, inputs: Tensor, kernel: Tensor, training: bool | None
-    ) -> Tensor:
+    def product_of(self, kernel: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
         *_, channels, multiplier = kernel.shape
-        weighted = weighted_windows(self, inputs, training)
-        rows = [
+        weighted = [
             row
-            for part in weighted
+            for part in self.weighted_windows(parameters, rows)
             for row in ops.split(part, part.shape[-1] // channels, axis=-1)
         ]
-        weights = ops.reshape(kernel, (len(rows), channels, multiplier))
+        weights = ops.reshape(kernel, (len(weighted), channels, multiplier))
+        weights = ops.cast(weights, rows.dtype)
         outputs = []
         for each in ops.unstack(weights, multiplier, axis=-1):
-            products = zip(rows, ops.unstack(each, len(rows)), strict=True)
+            products = zip(weighted, ops.unstack(each, len(weighted)), strict=True)
             outputs.append(sum(row * weight for row, weight in products))  # NSL Eq. (3)
         # Keras orders the output channels as `c * multiplier + m`.
-        shape = (*ops.shape(rows[0])[:-1], channels * multiplier)
-        outputs = ops.reshape(ops.stack(outputs, axis=-1), shape)
-        return ops.moveaxis(outputs, -1, self.channel_axis)
+        shape = (*ops.shape(weighted[0])[:-1], channels * multiplier)
+        return ops.reshape(ops.stack(outputs, axis=-1), shape)

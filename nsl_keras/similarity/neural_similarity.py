@@ -210,8 +210,9 @@ class BilinearForm(keras.layers.Layer):
         shape = context.input_shape if self._on_vectors else input_shape
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.network(context)
-            self._block = self.predictor.block_side(context)
             received = tuple(self.network.compute_output_shape(shape))
+            if len(received) > 2:
+                self._block = self.predictor.block_side(context)
         else:  # The predictor is a custom layer.
             self.network = self.predictor
             inputs = keras.KerasTensor(shape, self.compute_dtype)
@@ -227,7 +228,6 @@ class BilinearForm(keras.layers.Layer):
         self,
         inputs: Tensor,
         training: bool | None = None,
-        positions: Sequence[Any] = (),
         penalized: bool = True,
         mask: Tensor | None = None,
     ) -> Tensor:
@@ -236,13 +236,12 @@ class BilinearForm(keras.layers.Layer):
         Args:
             inputs: Vectors `(..., features)`, or the inputs of a convolution.
             training: bool, for batch norms of the predictor.
-            positions: The number of output positions of a convolution along each axis.
             penalized: bool, whether to add the mean penalty on predicted `M` to the losses.
             mask: Boolean `(...)` for vectors: batch norms leave out masked vectors.
 
         Returns:
-            The parameters of a static `M`, or the predicted parameters for each vector or
-            position, where every size of `positions` may be 1.
+            The parameters of a static `M`, or the predicted parameters for each vector,
+            example or block of positions (see `everywhere`).
         """
         if self.network is None:
             return ops.convert_to_tensor(self.similarity_parameters)
@@ -259,7 +258,7 @@ class BilinearForm(keras.layers.Layer):
                 prediction = ops.moveaxis(prediction, 1, -1)
             leading = ops.shape(prediction)[:-1]
             if len(leading) == 1:  # The predictor is pooled.
-                leading = (leading[0], *[1] * len(positions))
+                leading = (leading[0], *[1] * len(self.kernel_size))
         wide = wide_dtype(prediction.dtype)
         parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
         parameters = ops.cast(parameters, wide)
@@ -269,10 +268,16 @@ class BilinearForm(keras.layers.Layer):
             each = ops.reshape(parameters, (-1, *self.identity.shape))
             count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
             self.add_loss(self._penalty(each) / ops.cast(count, wide))
-        parameters = ops.cast(parameters, inputs.dtype)
-        if self._block > 1 and len(prediction.shape) > 2:
-            return _repeated(parameters, self._block, positions)
-        return parameters
+        return ops.cast(parameters, inputs.dtype)
+
+    def everywhere(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
+        """Returns predicted parameters at every position of a convolution.
+
+        Every size of the positions may be 1 if there is one `M` per example.
+        """
+        if self._block == 1:
+            return parameters
+        return _repeated(parameters, self._block, positions)
 
     def with_shape(self, kernel: Tensor) -> Tensor:
         """Returns `D W`, whose gradient goes to the real parameters of the shape."""
@@ -477,10 +482,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         inputs = ops.cast(inputs, self.compute_dtype)
         shape = list(self.predicting_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
-        parameters = self.bilinear_form.parameters(
-            inputs, positions=shape[1:], penalized=False
-        )
-        return self.similarity.matrix(parameters, self.bilinear_form.taps)
+        form = self.bilinear_form
+        parameters = form.everywhere(form.parameters(inputs, penalized=False), shape[1:])
+        return self.similarity.matrix(parameters, form.taps)
 
     @property
     def similarity_matrix(self) -> Tensor:

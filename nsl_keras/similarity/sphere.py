@@ -96,7 +96,8 @@ class Sphere(FloatKernel):
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         outputs = at_least_float32(outputs)
         if self.normalize != "kernel":
-            outputs = outputs / self.input_norms(inputs)  # SphereNet: cos(W, x)
+            # Not a quotient, whose gradient takes more passes.
+            outputs = outputs * self.inverse_norms(inputs)  # SphereNet: cos(W, x)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
@@ -105,8 +106,8 @@ class Sphere(FloatKernel):
             outputs = respond(outputs, self.response, curvature)
         return ops.cast(outputs, self.compute_dtype)
 
-    def input_norms(self, inputs: Tensor) -> Tensor:
-        """Returns the norm of the input under the kernel, for each entry of the product."""
+    def inverse_norms(self, inputs: Tensor) -> Tensor:
+        """Returns 1 over the norm of the input under the kernel, for each product."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
@@ -116,20 +117,21 @@ class Sphere(FloatKernel):
 class SphereConvolution(Sphere):
     """Mixin in front of one of Keras's convolutions."""
 
-    def input_norms(self, inputs: Tensor) -> Tensor:
+    def inverse_norms(self, inputs: Tensor) -> Tensor:
         # The squared norm of each patch, in each group, is a convolution of the squares
         # with ones.
         axis = self.channel_axis % (self.rank + 2)
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-        squares = ops.square(at_least_float32(inputs))
+        wide = at_least_float32(inputs)
+        squares = wide * wide  # The gradient of `ops.square` takes one more pass.
         width = inputs.shape[axis] // self.groups
         squares = ops.reshape(squares, (*before, self.groups, width, *after))
         ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
         squares = self.plain_product(ops.sum(squares, axis=axis + 1), ones)
-        norms = ops.sqrt(squares + ROOT_OFFSET)
+        inverse = ops.rsqrt(squares + ROOT_OFFSET)
         if self.groups > 1:
-            norms = ops.repeat(norms, self.filters // self.groups, axis)
-        return norms
+            inverse = ops.repeat(inverse, self.filters // self.groups, axis)
+        return inverse
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -218,5 +220,5 @@ class SphereDense(Sphere, keras.layers.Dense):
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)
 
-    def input_norms(self, inputs: Tensor) -> Tensor:
-        return norm(inputs, axis=-1, keepdims=True)
+    def inverse_norms(self, inputs: Tensor) -> Tensor:
+        return 1 / norm(inputs, axis=-1, keepdims=True)

@@ -8,11 +8,11 @@ import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+from nsl_keras.similarity.convolution import SimilarityConvolution
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTranspose):
+class NeuralSimilarityConv2DTranspose(SimilarityConvolution, keras.layers.Conv2DTranspose):
     """2D transposed convolution with a learned or predicted bilinear similarity.
 
     This layer is the adjoint of `NeuralSimilarityConv2D`: every input position `p` adds a
@@ -67,18 +67,16 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
             dilation_rate=self.dilation_rate,
         )
 
-    def dynamic_product(
-        self, inputs: Tensor, kernel: Tensor, training: bool | None
-    ) -> Tensor:
+    def product_of(self, kernel: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
         taps, (filters, channels) = self.bilinear_form.taps, kernel.shape[-2:]
-        rows = ops.moveaxis(inputs, self.channel_axis, -1)
         batch, *sizes, _ = ops.shape(rows)
-        parameters = self.bilinear_form.parameters(inputs, training, sizes)
         kernel = ops.transpose(ops.reshape(kernel, (taps, filters, channels)), (2, 1, 0))
         patches = ops.matmul(
-            ops.reshape(rows, (-1, channels)), ops.reshape(kernel, (channels, -1))
+            ops.reshape(rows, (-1, channels)),
+            ops.cast(ops.reshape(kernel, (channels, -1)), rows.dtype),
         )
         patches = ops.reshape(patches, (batch, *sizes, filters, taps))
+        parameters = self.bilinear_form.everywhere(parameters, sizes)
         patches = ops.matmul(patches, self.similarity.matrix(parameters, taps))  # M^T W x
         # A kernel that copies each tap to its place adds the patches, filter by filter.
         patches = ops.reshape(ops.moveaxis(patches, -2, 1), (-1, *sizes, taps))
@@ -86,7 +84,7 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
         places = ops.reshape(places, (*self.kernel_size, 1, taps))
         outputs = self._transposed(patches, places, "channels_last")
         outputs = ops.reshape(outputs, (batch, filters, *ops.shape(outputs)[1:-1]))
-        return ops.moveaxis(outputs, 1, self.channel_axis)
+        return ops.moveaxis(outputs, 1, -1)
 
     def get_config(self) -> dict[str, Any]:
         # Keras before 3.11 leaves it out.

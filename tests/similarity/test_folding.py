@@ -150,3 +150,15 @@ def test_layers_without_a_plain_equivalent(layer, shape, received):
     expected = rf"`model` must have a plain Keras equi.*: '{layer.name}' \({received}"
     with pytest.raises(ValueError, match=expected):
         fold(model)
+
+
+def test_plain_layers_with_lora_beside_similarities(tmp_path):
+    model = add_similarity(stack(keras.layers.Conv2D(4, 3), keras.layers.Conv2D(5, 1)))
+    model.layers[1].trainable = True
+    model.layers[1].enable_lora(2)
+    randomize(model.trainable_variables)
+    names = {each.name for each in model.trainable_variables}
+    assert {"similarity", "lora_kernel_a"} < names
+    fold(model).save(tmp_path / "folded.keras")
+    loaded = keras.saving.load_model(tmp_path / "folded.keras")
+    assert difference(model, loaded, IMAGES) < 1e-5
