@@ -33,12 +33,15 @@ FACTORS = (1, 10, 30, 100)
 #: Titles, rates of `D` or of the run that a row is pruned like, and predictors.
 ROWS: dict[str, tuple[str, int | None, str | None]] = {
     "static": ("static DNS", None, None),
-    **{f"static_{f}": (f"static DNS and D, rate times {f}", f, None) for f in FACTORS},
+    **{
+        f"static_{f}": (f"static DNS and D, learning rate times {f}", f, None)
+        for f in FACTORS
+    },
     "magnitude": ("static DNS, smallest taps pruned", FACTORS[-1], None),
     "random": ("static DNS, random taps pruned", FACTORS[-1], None),
     "dynamic": ("dynamic DNS", None, "sphere"),
     **{
-        f"dynamic_{f}": (f"dynamic DNS and D, rate times {f}", f, "sphere")
+        f"dynamic_{f}": (f"dynamic DNS and D, learning rate times {f}", f, "sphere")
         for f in FACTORS[-1:]
     },
 }
