@@ -54,18 +54,20 @@ COSTS = {
     "model": r".*S=5000",
     "many_classes": r".*",
 }
-MEMORY = r"(Conv2D|dynamic .NS, layer)|.*dual form, S=(1000|10000|100000), d="
+MEMORY = r"(Conv2D|dynamic .NS, (layer|network))|.*dual form, S=(1000|10000|100000), d="
 #: Words for what the benchmarks abbreviate.
 WORDS = {
     "S=10000, C=100, B=16": "10,000 entries, 100 classes, batches of 16",
     "UNS, in blocks of 2x2 (the default)": "unconstrained similarity",
     "NSN, UNS": "NSN, UNS with `downsampling=1`",
     "UNS, layer, in blocks": "UNS",
+    "32x32, 4x32, B=64": "four layers of 32 filters at 32x32, batches of 64",
     "UNS, layer": "UNS with `downsampling=1`",
     "DNS, layer, in blocks": "DNS with `downsampling=2`",
     "DNS": "diagonal similarity",
     "UNS": "unconstrained similarity",
     ", layer": "",
+    ", network": "",
     ", dual form": "",
     "d=256, C=10": "256 features, 10 classes",
     "32x32, 32->32": "one layer of 32 filters at 32x32",
