@@ -25,12 +25,14 @@ def identity(*shape):
     return keras.Model(inputs, keras.layers.Identity()(inputs))
 
 
-def convolutional(flat=True, normalized=True):
+def convolutional(flat=True):
     """A backbone for 6x6 images, with batch norms and pooling."""
-    layers = [keras.layers.Conv2D(4, 3, padding="same")]
-    if normalized:
-        layers.append(nsl_keras.layers.BatchNormalization())
-    layers += [keras.layers.ReLU(), keras.layers.Conv2D(3, 3)]
+    layers = [
+        keras.layers.Conv2D(4, 3, padding="same"),
+        nsl_keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Conv2D(3, 3),
+    ]
     if flat:
         layers.append(keras.layers.MaxPooling2D(2))
     return keras.Sequential([keras.Input((6, 6, 1)), *layers])
@@ -38,6 +40,13 @@ def convolutional(flat=True, normalized=True):
 
 def unit(vectors):
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def scores(queries, references, metric):
+    """Of each query with each reference: cosines, or minus the squared distances."""
+    if metric == "cosine":
+        return np.einsum("bqd,brd->bqr", unit(queries), unit(references))
+    return -((queries[:, :, None] - references[:, None]) ** 2).sum(-1)
 
 
 def cross_entropy():

@@ -6,6 +6,17 @@ from helpers import as_numpy, gradients
 from keras import ops
 
 
+def at_values(compute, variables, **options):
+    """What `compute` returns as a function of the values of variables, and the values."""
+
+    def computed(values):
+        mapping = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping, **options):
+            return compute()
+
+    return computed, [ops.convert_to_tensor(variable) for variable in variables]
+
+
 def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=()):
     """Those of a scalar of a layer's output, by inputs and variables."""
     rng = np.random.default_rng(5)
@@ -17,9 +28,7 @@ def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=(
     variables = [v for v in layer.trainable_variables if v.name not in skip]
 
     def value(at):
-        mapping = list(zip(variables, at[1:], strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            return scalar(at[0])
+        return at_values(lambda: scalar(at[0]), variables)[0](at[1:])
 
     points = [inputs, *(ops.convert_to_tensor(v) for v in variables)]
     found = gradients(scalar, [inputs], variables)

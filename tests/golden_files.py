@@ -6,17 +6,9 @@ import zlib
 
 import keras
 import numpy as np
-import pytest
-from helpers import DTYPES
 from helpers import gradients as gradients
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
-
-#: The same as parameters of a test, float64 among the long ones.
-FLOAT64_IS_LONG = [
-    pytest.param(dtype, marks=pytest.mark.long if dtype == "float64" else ())
-    for dtype in DTYPES
-]
 
 
 class Golden:

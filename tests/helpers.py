@@ -142,15 +142,38 @@ class Batches(keras.utils.PyDataset):
         return self.batches[index]
 
 
-# Processes.
+def reloaded(model, folder):
+    """The model from its `.keras` file."""
+    model.save(folder / "model.keras")
+    return keras.saving.load_model(folder / "model.keras")
 
-#: Runs a module or a file as if no TensorFlow were installed.
-WITHOUT_TENSORFLOW = """
-import runpy, sys
-sys.modules["tensorflow"] = None
-name = sys.argv.pop(1)
-(runpy.run_path if name.endswith(".py") else runpy.run_module)(name, run_name="__main__")
-"""
+
+def run_litert(path, inputs):
+    """The outputs of a LiteRT file, which may leave sizes unknown."""
+    interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter(str(path))
+    (given,), (outputs,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.resize_tensor_input(given["index"], inputs.shape)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(given["index"], inputs)
+    interpreter.invoke()
+    return interpreter.get_tensor(outputs["index"])
+
+
+# Errors.
+
+
+def refusing(*cases):
+    """A test of calls that must fail: `(call, message)`, or a `pytest.param` of these."""
+
+    @pytest.mark.parametrize(("use", "message"), cases)
+    def test(use, message):
+        with pytest.raises(ValueError, match=message):
+            use()
+
+    return test
+
+
+# Processes.
 
 
 def run_python(*arguments, timeout=280, **environment):
@@ -168,9 +191,3 @@ def run_python(*arguments, timeout=280, **environment):
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
-
-
-def run_under_jax(module_or_file, *arguments, timeout=280):
-    """Runs a module or a file in a process with JAX and without TensorFlow."""
-    arguments = ("-c", WITHOUT_TENSORFLOW, module_or_file, *arguments)
-    return run_python(*arguments, timeout=timeout, KERAS_BACKEND="jax")

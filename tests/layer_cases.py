@@ -89,8 +89,7 @@ def conv2d(name, trainable, non_trainable=0, unknown_sizes=True, **arguments):
 
 
 SAME, UNCONSTRAINED = {"padding": "same"}, {"similarity": "unconstrained"}
-IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3)
-WITHOUT_IDENTITY = predictors.SimilarityPredictor(residual=False)
+IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3, residual=False)
 SPARSE = similarities.Sparse(5, learn_shape=True, regularizer="l1")
 SHAPED = similarities.Diagonal(learn_shape=True)
 FOR_EACH_FILTER = similarities.Symmetric(shared_by="filter")
@@ -105,8 +104,7 @@ CONVOLUTIONS = [
     conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
     conv2d("full_sphere", 8, 6, predictor="full_sphere", kernel_size=(2, 3), **SAME),
-    conv2d("without_identity", 5, **UNCONSTRAINED, predictor=WITHOUT_IDENTITY),
-    conv2d("in_blocks", 4, **UNCONSTRAINED, predictor=IN_BLOCKS, kernel_size=(2, 3)),
+    conv2d("in_blocks", 5, **UNCONSTRAINED, predictor=IN_BLOCKS, kernel_size=(2, 3)),
     conv2d("cnn", 6, 3, **UNCONSTRAINED, predictor="cnn", unknown_sizes=False),
     spatial(
         "conv2d_shared",
@@ -139,12 +137,6 @@ CONVOLUTIONS = [
         shape=SEQUENCE,
     ),
     spatial(
-        "conv1d_shared_pooled",
-        with_predictor(shared(pooled=True), partial(CONV1D, 6, 3, **SAME)),
-        5,
-        shape=SEQUENCE,
-    ),
-    spatial(
         "conv3d_static", partial(CONV3D, 6, 2, **SAME, similarity="symmetric"), 3, shape=BOX
     ),
     spatial(
@@ -157,11 +149,6 @@ CONVOLUTIONS = [
 OTHER_IMAGES = [
     spatial(
         "sphere_conv2d",
-        partial(layers.SphereConv2D, 6, 3, padding="same", use_bias=True),
-        2,
-    ),
-    spatial(
-        "sphere_conv2d_groups",
         partial(layers.SphereConv2D, 6, (3, 2), 2, groups=2, response="learnable_sigmoid"),
         2,
         unknown_sizes=False,
@@ -222,26 +209,14 @@ VECTORS_AND_SEQUENCES = [
     ),
 ]
 
+GIVEN = [[0.5, 0.5], [0.0, 1.0], [0.8, 0.2], [1.0, 0.0]]
 EUCLIDEAN = {"metric": "euclidean", "temperature": 5.0}
 NEIGHBORHOODS = [
     LayerCase("cosine_dense", partial(layers.CosineDense, 5), (7,), 2),
     LayerCase(
         # The values take no part in attention.
         "neighbor_dictionary",
-        partial(layers.NeighborDictionary, 12, 3, fixed_values=True, seed=1, dropout=0.25),
-        (7,),
-        1,
-    ),
-    LayerCase(
-        "neighbor_dictionary_given_values",
-        partial(
-            layers.NeighborDictionary,
-            *(4, 1),
-            fixed_values=[[0.5], [-1.0], [2.0], [0.0]],
-            task="regression",
-            seed=1,
-            dropout=0.25,
-        ),
+        partial(layers.NeighborDictionary, 4, fixed_values=GIVEN, seed=1, dropout=0.25),
         (7,),
         1,
     ),

@@ -94,11 +94,6 @@ def check_config(layer):
     config = layer.get_config()
     json.dumps(config)  # Raises for anything that a file cannot hold.
     expected = without_identity(config)
-    again = type(layer).from_config(config)
-    assert without_identity(again.get_config()) == expected
-    # A recurrent layer is Keras's own, and its cell is ours.
-    ours = keras.saving.serialize_keras_object(getattr(layer, "cell", layer))
-    assert ours["registered_name"].startswith("nsl_keras>")
     serialized = keras.saving.serialize_keras_object(layer)
     again = keras.saving.deserialize_keras_object(serialized)
     assert without_identity(again.get_config()) == expected
@@ -224,10 +219,3 @@ def check_saved_model(case, model, path):
     for batch in (1, 5, 64):
         inputs = case.inputs(batch)
         assert_close(served.serve(inputs), model(inputs, training=False))
-
-
-def save_for_another_process(case, folder):
-    """Writes a `.keras` file, and beside it an input with its outputs."""
-    model, inputs = case.perturbed_model(), case.inputs()
-    model.save(folder / f"{case.name}.keras")
-    np.savez(folder / f"{case.name}.npz", inputs=inputs, outputs=as_numpy(model(inputs)))

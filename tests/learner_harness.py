@@ -21,6 +21,8 @@ from helpers import (
     assert_equal,
     normal,
     randomize,
+    reloaded,
+    run_litert,
     values,
 )
 
@@ -170,7 +172,6 @@ def check_config(case):
     model = case.make()
     serialized = keras.saving.serialize_keras_object(model)
     json.dumps(serialized)  # Raises for anything that a file cannot hold.
-    assert serialized["registered_name"] == f"nsl_keras>{type(model).__name__}"
     again = keras.saving.deserialize_keras_object(serialized)
     assert type(again) is type(model)
     # Layers and models in a config have names of their own.
@@ -215,8 +216,7 @@ def check_frozen(model, inputs, outputs, folder):
     if getattr(model, "effective_batch_normalization", None) is None:
         assert_equal(frozen, outputs)
     assert not model.trainable_variables
-    model.save(folder / "frozen.keras")
-    again = keras.saving.load_model(folder / "frozen.keras")
+    again = reloaded(model, folder)
     np.testing.assert_allclose(as_numpy(again(inputs)), frozen, atol=1e-6)
     assert not again.trainable_variables and len(again.weights) == len(model.weights)
     model.trainable = True
@@ -248,9 +248,7 @@ def check_file(case, model, inputs, labels, folder):
     """A loaded learner computes the same, and trains."""
     if case.trains:
         model.optimizer.build(model.trainable_variables)
-    path = folder / f"{case.name}.keras"
-    model.save(path)
-    again = keras.saving.load_model(path)
+    again = reloaded(model, folder)
     assert_equal(again(inputs), model(inputs))
     assert_all_equal(again.weights, model.weights)
     if case.trains:
@@ -266,8 +264,7 @@ def check_adapt(case, folder):
     names = ("one", "two", "three")
     model = learner.adapt(support, labels, names)
     randomize(learner.weights)  # The adapted model has weights of its own.
-    model.save(folder / "adapted.keras")
-    again = keras.saving.load_model(folder / "adapted.keras")
+    again = reloaded(model, folder)
     assert model.class_names == again.class_names == names
     assert model.temperature == again.temperature != 1
     for logits in (model.predict(images, verbose=0), model(images), again(images)):
@@ -281,7 +278,6 @@ def check_adapted_export(case, folder):
     """Exported adapted models answer one image and five, in every format."""
     import onnxruntime
     import tensorflow as tf
-    from ai_edge_litert.interpreter import Interpreter
 
     learner, (support, labels, queries), _ = case.built()
     images = queries.reshape(-1, *IMAGE)[:5]
@@ -301,18 +297,10 @@ def check_adapted_export(case, folder):
         session = onnxruntime.InferenceSession(folder / "model.onnx")
         (name,) = (each.name for each in session.get_inputs())
         model.export(folder / "model.tflite", format="litert", verbose=False)
-        interpreter = Interpreter(str(folder / "model.tflite"))
-
-        def run_litert(batch):
-            (inputs,) = interpreter.get_input_details()
-            interpreter.resize_tensor_input(inputs["index"], batch.shape)
-            interpreter.allocate_tensors()
-            interpreter.set_tensor(inputs["index"], batch)
-            interpreter.invoke()
-            (outputs,) = interpreter.get_output_details()
-            return interpreter.get_tensor(outputs["index"])
-
-        runs += [lambda batch: session.run(None, {name: batch})[0], run_litert]
+        runs += [
+            lambda batch: session.run(None, {name: batch})[0],
+            lambda batch: run_litert(folder / "model.tflite", batch),
+        ]
     for run in runs:
         for count in (1, 5):
             found = run(images[:count])
@@ -343,11 +331,3 @@ def check_compiled(case):
         np.testing.assert_allclose(found, expected[:count], rtol=1e-3, atol=1e-4)
     if case.trains:
         check_step(model, inputs, labels)
-
-
-def save_for_another_process(case, folder):
-    """Writes a `.keras` file, and beside it inputs with their outputs."""
-    model, inputs, _ = case.built()
-    model.save(folder / f"{case.name}.keras")
-    arrays = inputs if isinstance(inputs, tuple) else (inputs,)
-    np.savez(folder / f"{case.name}.npz", *arrays, outputs=as_numpy(model(inputs)))

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import normal
+from helpers import normal, reloaded
 from keras import ops
 
 import nsl_keras
@@ -112,8 +112,7 @@ def test_neighbors(neighborhoods):
 
 def test_keras_exports_a_loaded_model_that_was_not_called(neighborhoods, tmp_path):
     model, _ = neighborhoods
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
+    again = reloaded(model, tmp_path)
     again.export(tmp_path / "1", verbose=False)
     x = normal(3, 8, 8, 1)
     loaded = tf.saved_model.load(str(tmp_path / "1"))

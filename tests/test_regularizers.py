@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 from conversion_harness import stack
-from finite_differences import check_scalar_gradients
+from finite_differences import at_values, check_scalar_gradients
 from golden_files import gradients
-from helpers import IS_TENSORFLOW, assert_close, normal
+from helpers import IS_TENSORFLOW, assert_close, normal, refusing, reloaded
 from keras import ops
 from similarity_layers import SIMILARITIES, randomize, static_matrix, with_arguments
 
@@ -93,13 +93,11 @@ def test_gradients_of_penalties_against_finite_differences(name, similarity, pre
     weights = layer.bilinear_form.trainable_variables
     images = ops.convert_to_tensor(normal(4, 5, 6, 2, dtype="float64"))
 
-    def penalty(at):
-        mapping = list(zip(weights, at, strict=True))
-        with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
-            layer(images)
-            return sum(layer.losses)
+    def sum_of_losses():
+        layer(images)
+        return sum(layer.losses)
 
-    points = [ops.convert_to_tensor(weight) for weight in weights]
+    penalty, points = at_values(sum_of_losses, weights, collect_losses=True)
     found = gradients(lambda *at: penalty(at), points)
     check_scalar_gradients(penalty, points, found, 1e-6, 1e-7)
 
@@ -114,8 +112,7 @@ def test_training_with_a_penalty_alone(dtype, tmp_path):
         dtype=dtype,
     )
     model = stack(layer, shape=(4,))
-    model.save(tmp_path / "model.keras")
-    model = keras.saving.load_model(tmp_path / "model.keras")
+    model = reloaded(model, tmp_path)
     inputs = normal(16, 4)
     model.compile("adam", loss=lambda y, outputs: 0.0 * ops.mean(outputs, axis=-1))
     losses = model.fit(inputs, inputs[:, :2], epochs=4, verbose=0).history["loss"]
@@ -123,17 +120,11 @@ def test_training_with_a_penalty_alone(dtype, tmp_path):
     assert losses[-1] > 0
 
 
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda: TowardsIdentity(l1=-1.0), "`l1` must be .*l1=-1.0"),
-        (lambda: TowardsIdentity(l2=None), "`l2` must be .*l2=None"),
-        *(
-            (lambda n=n: TowardsIdentity()(ops.ones(n)), r"applied to square .*shape=\(")
-            for n in (4, (2, 3), (3, 2, 3))
-        ),
-    ],
+test_errors = refusing(
+    (lambda: TowardsIdentity(l1=-1.0), "`l1` must be .*l1=-1.0"),
+    (lambda: TowardsIdentity(l2=None), "`l2` must be .*l2=None"),
+    *(
+        (lambda n=n: TowardsIdentity()(ops.ones(n)), r"applied to square .*shape=\(")
+        for n in (4, (2, 3), (3, 2, 3))
+    ),
 )
-def test_errors(use, message):
-    with pytest.raises(ValueError, match=message):
-        use()

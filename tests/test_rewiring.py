@@ -205,19 +205,6 @@ def test_a_copy_keeps_policies_flags_and_derived_state():
     assert not copy.compiled
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="strings are TensorFlow's alone"
-)
-def test_a_copy_keeps_a_vocabulary():
-    lookup = keras.layers.StringLookup()
-    lookup.adapt(["a", "b", "b"])
-    words = keras.Input((2,), dtype="string")
-    model = keras.Model(words, lookup(words))
-    copy = copy_of(model)
-    given = ops.convert_to_tensor([["a", "b"], ["b", "c"]], dtype="string")
-    np.testing.assert_array_equal(copy(given), model(given))
-
-
 def test_a_copy_keeps_the_flags_of_what_layers_hold():
     inputs = keras.Input((6, 4))
     attention = keras.layers.MultiHeadAttention(2, 2)
@@ -286,32 +273,3 @@ def test_changed_parts_of_layers_are_refused():
     attention.query_dense.enable_lora(1)
     with pytest.raises(ValueError, match=r"LoRA or quantization.*layer 'multi_head_att"):
         copy_of(model)
-
-
-class OwnCall(keras.Model):
-    def call(self, inputs):
-        return 2 * super().call(inputs)
-
-
-def own_call():
-    inputs = keras.Input((2,))
-    return OwnCall(inputs, keras.layers.Dense(1)(inputs))
-
-
-@pytest.mark.parametrize(
-    "use", [rewiring.calls, rewiring.layers, lambda m: rewiring.rebuild(m, len)]
-)
-@pytest.mark.parametrize(
-    "make",
-    [
-        keras.Model,
-        own_call,
-        lambda: keras.layers.Dense(1),
-        lambda: keras.Sequential([keras.layers.Dense(1)]),
-    ],
-)
-def test_models_without_a_known_graph(make, use):
-    with pytest.raises(
-        ValueError, match=r"functional or Sequential model of Keras 3.*be built"
-    ):
-        use(make())

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from golden_files import DTYPES, gradients
+from helpers import reloaded
 from keras import ops
 from similarity_layers import (
     FAMILY,
@@ -75,8 +76,7 @@ def test_a_custom_similarity(tmp_path):
     randomize(model)
     images = random(2, 8, 8, 2)
     assert_close(layers[0].fold()(images), layers[0](images), 1e-5)
-    model.save(tmp_path / "lazy.keras")
-    loaded = keras.saving.load_model(tmp_path / "lazy.keras")
+    loaded = reloaded(model, tmp_path)
     assert_equal(loaded(images), model(images))
     assert [layer.similarity.rate for layer in loaded.layers] == [0.25, 0.5]
     assert [each.similarity.learn_shape for each in loaded.layers] == [True, False]

@@ -5,7 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from helpers import ROOT, run_under_jax
+from helpers import ROOT, run_python
 
 from experiments import campaign
 from experiments.common.recipe import OutOfTime
@@ -123,6 +123,21 @@ assert "--data_file=DATA_FILE" in record["command"]
 images = commands.few_shot_file(folder)
 assert run("few_shot", "proto_net", "--training_images=20")
 """
+
+
+#: Runs a module or a file as if no TensorFlow were installed.
+WITHOUT_TENSORFLOW = """
+import runpy, sys
+sys.modules["tensorflow"] = None
+name = sys.argv.pop(1)
+(runpy.run_path if name.endswith(".py") else runpy.run_module)(name, run_name="__main__")
+"""
+
+
+def run_under_jax(module_or_file, *arguments, timeout=280):
+    """Runs a module or a file in a process with JAX and without TensorFlow."""
+    arguments = ("-c", WITHOUT_TENSORFLOW, module_or_file, *arguments)
+    return run_python(*arguments, timeout=timeout, KERAS_BACKEND="jax")
 
 
 def test_commands_run_under_jax_without_tensorflow(tmp_path):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from few_shot_episodes import convolutional, episodes
-from helpers import Batches, Subclassed, as_numpy
+from helpers import Batches, Subclassed
 
 from nsl_keras import few_shot
 
@@ -41,15 +41,6 @@ def test_a_data_set_has_labels_and_names():
     assert model.class_names == NAMES
     found = model.predict(SUPPORT, verbose=0)
     np.testing.assert_array_equal(found, expected.predict(SUPPORT, verbose=0))
-
-
-def test_mixed_precision():
-    keras.config.set_dtype_policy("mixed_float16")
-    made = learner(ways=3)
-    expected = as_numpy(made((SUPPORT[None], LABELS[None], SUPPORT[None])))[0]
-    found = logits_of(made.adapt(SUPPORT, LABELS), SUPPORT)
-    assert found.dtype == "float32"
-    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_half_precision_rounds_no_inputs_and_features():

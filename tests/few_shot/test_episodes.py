@@ -6,7 +6,7 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW
+from helpers import IS_TENSORFLOW, refusing
 
 from nsl_keras import few_shot
 
@@ -180,36 +180,30 @@ PICTURE = np.zeros((4, 2, 3))
 WITH_NAN = np.where(np.arange(336).reshape(IMAGES.shape) == 14, np.nan, IMAGES)
 
 
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda: make_sampler(ways=8), r"`ways` must be at most .*, 7\. .*ways=8"),
-        (lambda: make_sampler(ways=0), "`ways` must be a positive integer.*ways=0"),
-        (lambda: make_sampler(shots=0), "`shots` must be a positive integer.*shots=0"),
-        (lambda: make_sampler(queries=1.5), "`queries` must be a positive .*queries=1.5"),
-        (lambda: make_sampler(scale=0), "`scale` must be a finite number above .*scale=0"),
-        (lambda: make_sampler(seed=-1), "`seed` must be an integer of at least 0.*seed=-1"),
-        (
-            lambda: make_sampler(shots=5, queries=8),
-            r"= 5 \+ 8 examples\. Received: 12 examples of 0",
-        ),
-        (
-            lambda: with_few_bees(queries=4),
-            r"= 1 \+ 4 examples\. Received: 4 examples of 'bee'",
-        ),
-        (lambda: make_sampler(IMAGES[1:]), "84 labels for 83 examples"),
-        (lambda: make_sampler(WITH_NAN), r"`images` must be finite.*\(3, 1, 0, 0\)"),
-        (lambda: make_sampler(IMAGES[:, :0]), r"`images` must have shape.*\(84, 0, 2, 1\)"),
-        (lambda: make_sampler(labels=np.zeros(84)), "`labels` must be class numbers or"),
-        (lambda: make_sampler(labels=np.zeros((2, 42), int)), "`labels` must be class"),
-        (lambda: make_sampler().batches(0, 1), "`batch_size` must be"),
-        (lambda: make_sampler().batches(1, 0), "`steps` must be"),
-        (lambda: make_sampler().batches(1, 1, start=-1), "`start` must be"),
-        (lambda: from_dataset((np.zeros((8, 4, 2, 3)), np.zeros(8, int))), "`labels` must"),
-        (lambda: from_dataset(*[(PICTURE, np.eye(3, dtype=int)[0])] * 2), "`labels` must"),
-        (lambda: from_dataset((PICTURE, 0), (PICTURE[1:], 0)), "must have the same shape"),
-    ],
+test_errors = refusing(
+    (lambda: make_sampler(ways=8), r"`ways` must be at most .*, 7\. .*ways=8"),
+    (lambda: make_sampler(ways=0), "`ways` must be a positive integer.*ways=0"),
+    (lambda: make_sampler(shots=0), "`shots` must be a positive integer.*shots=0"),
+    (lambda: make_sampler(queries=1.5), "`queries` must be a positive .*queries=1.5"),
+    (lambda: make_sampler(scale=0), "`scale` must be a finite number above .*scale=0"),
+    (lambda: make_sampler(seed=-1), "`seed` must be an integer of at least 0.*seed=-1"),
+    (
+        lambda: make_sampler(shots=5, queries=8),
+        r"= 5 \+ 8 examples\. Received: 12 examples of 0",
+    ),
+    (
+        lambda: with_few_bees(queries=4),
+        r"= 1 \+ 4 examples\. Received: 4 examples of 'bee'",
+    ),
+    (lambda: make_sampler(IMAGES[1:]), "84 labels for 83 examples"),
+    (lambda: make_sampler(WITH_NAN), r"`images` must be finite.*\(3, 1, 0, 0\)"),
+    (lambda: make_sampler(IMAGES[:, :0]), r"`images` must have shape.*\(84, 0, 2, 1\)"),
+    (lambda: make_sampler(labels=np.zeros(84)), "`labels` must be class numbers or"),
+    (lambda: make_sampler(labels=np.zeros((2, 42), int)), "`labels` must be class"),
+    (lambda: make_sampler().batches(0, 1), "`batch_size` must be"),
+    (lambda: make_sampler().batches(1, 0), "`steps` must be"),
+    (lambda: make_sampler().batches(1, 1, start=-1), "`start` must be"),
+    (lambda: from_dataset((np.zeros((8, 4, 2, 3)), np.zeros(8, int))), "`labels` must"),
+    (lambda: from_dataset(*[(PICTURE, np.eye(3, dtype=int)[0])] * 2), "`labels` must"),
+    (lambda: from_dataset((PICTURE, 0), (PICTURE[1:], 0)), "must have the same shape"),
 )
-def test_errors(use, message):
-    with pytest.raises(ValueError, match=message):
-        use()

@@ -5,7 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, assert_all_equal, randomize, values
+from helpers import IS_TENSORFLOW, assert_all_equal, randomize, reloaded, values
 from keras import ops
 
 from nsl_keras.few_shot import DampenedMomentum, Episode, Finetuner
@@ -180,8 +180,7 @@ def test_adapted_models_are_the_networks_of_an_episode(options, tmp_path):
     finetuner = Finetuner(randomize(network(7)), WAYS, **{"steps": 3, **options})
     expected = finetuner(episodes)[1]
     model = finetuner.adapt(episodes.support_images[1], episodes.support_labels[1])
-    model.save(tmp_path / "adapted.keras")
-    again = keras.saving.load_model(tmp_path / "adapted.keras")
+    again = reloaded(model, tmp_path)
     queries = episodes.query_images[1]
     for each in (model, again):
         found = model.temperature * each.predict(queries, verbose=0)

@@ -6,8 +6,8 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from finite_differences import check_scalar_gradients
-from helpers import BACKEND, as_numpy, randomize
+from finite_differences import at_values, check_scalar_gradients
+from helpers import BACKEND, as_numpy, randomize, reloaded
 from keras import layers, ops
 
 import nsl_keras
@@ -87,12 +87,9 @@ def logits_by_hand(weights, x, statistics=None):
 def query_logits_by_hand(
     weights, episode, steps, rate, first_order, policy="support", stored=None
 ):
-    """`steps` may be a list of lists: the places of the variables each step changes."""
     support, labels, queries = episode
-    if isinstance(steps, int):
-        steps = [range(len(weights))] * steps
     in_steps = stored if policy == "moving" else None
-    for places in steps:
+    for _ in range(steps):
 
         def inner_loss(at, weights=weights):
             return data.cross_entropy()(labels, logits_by_hand(at, support, in_steps)[0])
@@ -101,8 +98,8 @@ def query_logits_by_hand(
         if first_order:
             found = [ops.stop_gradient(each) for each in found]
         weights = [
-            weight - rate * gradient if place in places else weight
-            for place, (weight, gradient) in enumerate(zip(weights, found, strict=True))
+            weight - rate * gradient
+            for weight, gradient in zip(weights, found, strict=True)
         ]
     statistics = {
         "support": logits_by_hand(weights, support)[1],
@@ -112,11 +109,11 @@ def query_logits_by_hand(
     return logits_by_hand(weights, queries, statistics)[0]
 
 
-def outer_gradients_by_hand(weights, inputs, query_labels, *args, **kwargs):
+def outer_gradients_by_hand(weights, inputs, query_labels, *args):
     def loss(weights):
         total = 0
         for episode, labels in zip(zip(*inputs, strict=True), query_labels, strict=True):
-            logits = query_logits_by_hand(weights, episode, *args, **kwargs)
+            logits = query_logits_by_hand(weights, episode, *args)
             total = total + data.cross_entropy()(labels, logits)
         return total / len(query_labels)
 
@@ -125,13 +122,11 @@ def outer_gradients_by_hand(weights, inputs, query_labels, *args, **kwargs):
 
 def outer_loss(model, inputs, query_labels):
     """The loss as a function of the values of all trainable variables, and the values."""
-    variables = model.trainable_variables
 
-    def loss(values):
-        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            return data.cross_entropy()(query_labels, model(inputs, training=True))
+    def loss():
+        return data.cross_entropy()(query_labels, model(inputs, training=True))
 
-    return loss, [ops.convert_to_tensor(variable) for variable in variables]
+    return at_values(loss, model.trainable_variables)
 
 
 def outer_gradients(model, inputs, query_labels, mode="eager"):
@@ -179,9 +174,7 @@ def written_out(steps, first_order, dtype):
     [
         (1, True, "eager"),
         (2, False, "graph"),
-        pytest.param(1, False, "eager", marks=pytest.mark.long),
         pytest.param(2, False, "jit", marks=pytest.mark.long),
-        pytest.param(2, True, "jit", marks=pytest.mark.long),
         pytest.param(5, False, "graph", marks=pytest.mark.long),
     ],
 )
@@ -226,7 +219,7 @@ def test_outer_gradients_equal_finite_differences(steps, policy):
 @pytest.mark.parametrize("policy", ["support", "transductive", "moving"])
 def test_policies_equal_a_direct_computation(policy):
     dtype, tolerance = precision()
-    inputs, labels = episodes(dtype=dtype)
+    inputs, _ = episodes(dtype=dtype)
     model = of_network(inner_steps=2, batch_normalization=policy)
     randomize(model.model.trainable_variables, 0.3)
     norm = model.model.get_layer("norm")
@@ -235,9 +228,6 @@ def test_policies_equal_a_direct_computation(policy):
     stored = tuple(map(ops.convert_to_tensor, (norm.moving_mean, norm.moving_variance)))
     weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
     arguments = (2, RATE, False, policy, stored)
-    found = outer_gradients(model, inputs, labels)
-    expected = outer_gradients_by_hand(weights, inputs, labels, *arguments)
-    assert_gradients_close(found, expected, tolerance)
     logits = as_numpy(model(inputs))
     for row, episode in zip(logits, zip(*inputs, strict=True), strict=True):
         expected = as_numpy(query_logits_by_hand(weights, episode, *arguments))
@@ -245,21 +235,6 @@ def test_policies_equal_a_direct_computation(policy):
     alone = as_numpy(model((*inputs[:2], inputs[2][:, :1])))
     independent = np.allclose(alone, logits[:, :1], atol=1e-4)
     assert independent == (policy != "transductive")
-
-
-def test_steps_of_parts_of_the_variables_in_training_and_at_test():
-    dtype, tolerance = precision()
-    inputs, _ = episodes(dtype=dtype)
-    model = of_network(
-        inner_variables=["gamma", "kernel"], inner_steps=2, test_inner_steps=1
-    )
-    randomize(model.model.trainable_variables, 0.3)
-    weights = [ops.convert_to_tensor(each) for each in model.model.trainable_variables]
-    for training, steps in {True: [[0, 2, 4]] * 2, False: [[0, 2, 4]]}.items():
-        logits = as_numpy(model(inputs, training=training))
-        for row, episode in zip(logits, zip(*inputs, strict=True), strict=True):
-            expected = as_numpy(query_logits_by_hand(weights, episode, steps, RATE, False))
-            np.testing.assert_allclose(row, expected, atol=10 * tolerance)
 
 
 def compiled(model, **options):
@@ -363,20 +338,5 @@ def test_a_file_keeps_what_adapts(selection, tmp_path):
     model = MAML(network, selection(network), **learned)
     expected = as_numpy(model(inputs))
     network.layers[-1].trainable = False
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded = reloaded(model, tmp_path)
     np.testing.assert_allclose(as_numpy(loaded(inputs)), expected, rtol=1e-5)
-
-
-@tensorflow_only
-def test_checkpoints_keep_learned_rates(tmp_path):
-    import tensorflow as tf
-
-    saved, loaded = (
-        built(perceptron(), inner_learning_rate=rate, learning_rate_form="learned")
-        for rate in (0.1, 0.2)
-    )
-    path = tf.train.Checkpoint(model=saved).write(str(tmp_path / "state"))
-    tf.train.Checkpoint(model=loaded).read(path).assert_consumed()
-    rates = [*map(float, loaded.inner_learning_rates)]
-    np.testing.assert_allclose(rates, 0.1, rtol=1e-6)

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_all_equal, assert_equal, normal
+from helpers import as_numpy, assert_all_equal, assert_equal, normal, refusing
 
 import nsl_keras
 from nsl_keras.layers import (
@@ -255,37 +255,31 @@ def assign(keys=X[:4], fixed_values=False, **values):
         assert_all_equal(dictionary.get_weights(), before)
 
 
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda: built(0), "`num_neighbors` must be a positive integer"),
-        (lambda: built(num_values=-1), "`num_values` must be a positive integer"),
-        (lambda: built(num_values=None), "`num_values` must be given"),
-        (lambda: built(dropout=1.0), r"`dropout` must be a number in \[0, 1\)"),
-        (lambda: built(dropout_scope="layer"), "`dropout_scope` must be one of"),
-        (lambda: built(temperature=-1), "`temperature` must be a finite number above zero"),
-        (lambda: built(value_scale=0), "`value_scale` must be a finite number above zero"),
-        (lambda: built(metric="dot"), "`metric` must be one of 'cosine', 'euclidean'"),
-        (lambda: built(task="ranking"), "`task` must be one of 'classification'"),
-        (lambda: built(task="regression", fixed_values=True), "must be the values"),
-        (lambda: built(fixed_values=np.ones((3, 2))), "`fixed_values` must be numbers of"),
-        (lambda: built(fixed_values=[[np.nan] * 3] * 4), "`fixed_values` must be finite"),
-        (lambda: built(fixed_values=[[1, 1, 0]] * 4), "must be a probability distribution"),
-        (lambda: start(X[:9], LABELS[:9]), "9 examples, num_neighbors=12"),
-        (lambda: start(seed=-1), "`seed` must be"),
-        (lambda: in_a_head(built()).build((None, 6)), "must have keys of the 6 features"),
-        (lambda: start(X, np.zeros(60)), "0 examples of class 1, which needs 1"),
-        (lambda: start(X, LABELS[:-1]), "60 examples and len.y.=59"),
-        (lambda: start(with_row(0.0), entries=60), "`keys` must not be all zero.*1 such"),
-        (lambda: start(entries=18, fixed_values=True), "5 examples of class 2.* needs 6"),
-        (lambda: start(entries=3, fixed_values=np.eye(3)), "must be True or False"),
-        (lambda: assign(X[:3]), r"`keys` must have shape \(4, 4\)"),
-        (lambda: assign(np.zeros((4, 4))), "`keys` must not be all zero.*4 such rows"),
-        (lambda: assign(np.full((4, 4), np.nan)), "`keys` must be finite"),
-        (lambda: assign(values=np.eye(3)), r"`values` must be numbers of shape \(4, 3\)"),
-        (lambda: assign(values=np.eye(3), fixed_values=True), "`values` must be None if"),
-    ],
+test_errors = refusing(
+    (lambda: built(0), "`num_neighbors` must be a positive integer"),
+    (lambda: built(num_values=-1), "`num_values` must be a positive integer"),
+    (lambda: built(num_values=None), "`num_values` must be given"),
+    (lambda: built(dropout=1.0), r"`dropout` must be a number in \[0, 1\)"),
+    (lambda: built(dropout_scope="layer"), "`dropout_scope` must be one of"),
+    (lambda: built(temperature=-1), "`temperature` must be a finite number above zero"),
+    (lambda: built(value_scale=0), "`value_scale` must be a finite number above zero"),
+    (lambda: built(metric="dot"), "`metric` must be one of 'cosine', 'euclidean'"),
+    (lambda: built(task="ranking"), "`task` must be one of 'classification'"),
+    (lambda: built(task="regression", fixed_values=True), "must be the values"),
+    (lambda: built(fixed_values=np.ones((3, 2))), "`fixed_values` must be numbers of"),
+    (lambda: built(fixed_values=[[np.nan] * 3] * 4), "`fixed_values` must be finite"),
+    (lambda: built(fixed_values=[[1, 1, 0]] * 4), "must be a probability distribution"),
+    (lambda: start(X[:9], LABELS[:9]), "9 examples, num_neighbors=12"),
+    (lambda: start(seed=-1), "`seed` must be"),
+    (lambda: in_a_head(built()).build((None, 6)), "must have keys of the 6 features"),
+    (lambda: start(X, np.zeros(60)), "0 examples of class 1, which needs 1"),
+    (lambda: start(X, LABELS[:-1]), "60 examples and len.y.=59"),
+    (lambda: start(with_row(0.0), entries=60), "`keys` must not be all zero.*1 such"),
+    (lambda: start(entries=18, fixed_values=True), "5 examples of class 2.* needs 6"),
+    (lambda: start(entries=3, fixed_values=np.eye(3)), "must be True or False"),
+    (lambda: assign(X[:3]), r"`keys` must have shape \(4, 4\)"),
+    (lambda: assign(np.zeros((4, 4))), "`keys` must not be all zero.*4 such rows"),
+    (lambda: assign(np.full((4, 4), np.nan)), "`keys` must be finite"),
+    (lambda: assign(values=np.eye(3)), r"`values` must be numbers of shape \(4, 3\)"),
+    (lambda: assign(values=np.eye(3), fixed_values=True), "`values` must be None if"),
 )
-def test_errors(use, message):
-    with pytest.raises(ValueError, match=message):
-        use()

@@ -3,7 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_all_equal, assert_close, assert_equal, normal, values
+from helpers import (
+    as_numpy,
+    assert_all_equal,
+    assert_close,
+    assert_equal,
+    normal,
+    refusing,
+    values,
+)
 
 from nsl_keras import convert, rewiring
 from nsl_keras.layers import InstanceFiLM
@@ -211,28 +219,22 @@ def add(where="all", model=None, **options):
     return convert.add_film(model or residual(), where, **options)
 
 
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda: InstanceFiLM(0), "`dictionary_size` must be a positive integer"),
-        (lambda: InstanceFiLM(sharpness=0), "`sharpness` must be a finite number"),
-        (lambda: InstanceFiLM(axis=2), "`axis` must be one of -1, 1"),
-        (lambda: InstanceFiLM().build((2, 4, None)), "axis of the input must be known"),
-        (lambda: add("every"), "`where` must be one of 'all', 'last'"),
-        (lambda: add(named("rule")), "which chooses none of 'net'"),
-        (lambda: add(named("recurrent"), two_outputs()), "one output .*'recurrent' w"),
-        (lambda: add(model=keras.Model()), "`model` must be a functional or Sequential"),
-        (lambda: add(model=net(keras.layers.Conv2D(2, 3))), "`where` must.*none of 'net'"),
-        (
-            lambda: add("last", add()),
-            "not contain iFiLM yet.*with .* 'first_norm_film'",
-        ),
-        (
-            lambda: add(model=net(keras.layers.BatchNormalization(2))),
-            ".*=2 for 4 axes",
-        ),
-    ],
+test_errors = refusing(
+    (lambda: InstanceFiLM(0), "`dictionary_size` must be a positive integer"),
+    (lambda: InstanceFiLM(sharpness=0), "`sharpness` must be a finite number"),
+    (lambda: InstanceFiLM(axis=2), "`axis` must be one of -1, 1"),
+    (lambda: InstanceFiLM().build((2, 4, None)), "axis of the input must be known"),
+    (lambda: add("every"), "`where` must be one of 'all', 'last'"),
+    (lambda: add(named("rule")), "which chooses none of 'net'"),
+    (lambda: add(named("recurrent"), two_outputs()), "one output .*'recurrent' w"),
+    (lambda: add(model=keras.Model()), "`model` must be a functional or Sequential"),
+    (lambda: add(model=net(keras.layers.Conv2D(2, 3))), "`where` must.*none of 'net'"),
+    (
+        lambda: add("last", add()),
+        "not contain iFiLM yet.*with .* 'first_norm_film'",
+    ),
+    (
+        lambda: add(model=net(keras.layers.BatchNormalization(2))),
+        ".*=2 for 4 axes",
+    ),
 )
-def test_errors(use, message):
-    with pytest.raises(ValueError, match=message):
-        use()

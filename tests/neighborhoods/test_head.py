@@ -61,7 +61,6 @@ DUAL = {"inner_loop": "dual"}
     [
         (lambda: keras.layers.Dense(1), {}, r'at least two classes.*task="regression"'),
         (lambda: dense(activation="softmax"), {}, "must return logits"),
-        (lambda: ending_in(keras.layers.Activation("sigmoid")), {}, "must return logits"),
         (lambda: keras.Sequential([ending_in(ops.softmax)]), {}, "logits.*pass through"),
         (two_by_two, {}, "of shape .batch, classes."),
         (two_by_two, REGRESSION, "of shape .batch, outputs."),

@@ -4,9 +4,8 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from finite_differences import check_scalar_gradients
+from finite_differences import at_values, check_scalar_gradients
 from helpers import gradients
-from keras import ops
 
 from nsl_keras.layers import MetaNeighborhoodHead
 
@@ -61,12 +60,7 @@ def test_outer_gradients_against_finite_differences(kind, task, inner_loop):
     layer = heads.build(kind, inner_steps=2, task=task, inner_loop=inner_loop)
     z, variables = heads.features(), layer.trainable_variables
     found = gradients(lambda z: heads.outer_loss(layer, z), [z], variables)[1:]
-
-    def loss(values):
-        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            return heads.outer_loss(layer, z)
-
-    values = [ops.convert_to_tensor(variable) for variable in variables]
+    loss, values = at_values(lambda: heads.outer_loss(layer, z), variables)
     check_scalar_gradients(loss, values, found, 1e-5, 1e-5)
 
 

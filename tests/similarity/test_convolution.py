@@ -20,7 +20,6 @@ from similarity_layers import (
     identity_parameters,
     predicted_matrix,
     static_matrix,
-    values,
 )
 
 from nsl_keras.layers import NeuralSimilarityConv1D, NeuralSimilarityConv2D
@@ -234,23 +233,6 @@ def test_fold_computes_the_same(name, dtype):
         # the plain layer rounds its own.
         tolerance = 1e-12 if dtype == "float64" else 1e-6
         assert_close(plain(inputs), outputs, tolerance, geometry)
-
-
-@pytest.mark.jax
-def test_fold_and_layer_are_independent_in_training():
-    layer = FAMILY["conv2d"].make_built(kernel_size=2)
-    inputs = as_numpy(FAMILY["conv2d"].tensor())
-    pair = [layer, layer.fold()]
-    common = as_numpy(layer(inputs))
-    for trained, other in (pair, pair[::-1]):
-        before = values(other.variables), values(trained.variables)
-        model = keras.Sequential([trained])
-        model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
-        model.fit(inputs, np.zeros_like(common), verbose=0)
-        for old, variable in zip(before[0], other.variables, strict=True):
-            assert_equal(variable, old)
-        for old, variable in zip(before[1], trained.variables, strict=True):
-            assert np.mean(old != as_numpy(variable)) > 0.9
 
 
 @pytest.mark.parametrize("predictor", [None, "sphere"])

@@ -19,7 +19,7 @@ from similarity_layers import (
 )
 
 from nsl_keras import similarities
-from nsl_keras.layers import NeuralSimilarityDense, SphereDense
+from nsl_keras.layers import NeuralSimilarityDense
 
 FEATURES, UNITS = 12, 5
 INPUTS = np.random.default_rng(5).normal(size=(2, 3, FEATURES))
@@ -70,6 +70,7 @@ def test_static_formula(similarity, block_size, dtype):
     assert_close(layer.similarity_matrix, matrix, TOLERANCES[dtype])
     expected = by_formula(layer, in_blocks(matrix))
     assert_close(layer(inputs(dtype)), expected, TOLERANCES[dtype])
+    assert_close(layer(inputs(dtype)[:, 0]), expected[:, 0], TOLERANCES[dtype])
     kernel = np.asarray(ops.convert_to_numpy(layer.kernel), "float64")
     assert_close(layer.equivalent_kernel, in_blocks(matrix).T @ kernel, TOLERANCES[dtype])
 
@@ -106,6 +107,7 @@ def test_dynamic_formula(similarity, block_size, dtype):
     assert np.ptp(matrices, axis=(0, 1)).max() > 0.1
     expected = by_formula(layer, in_blocks(matrices))
     assert_close(layer(inputs(dtype)), expected, 10 * TOLERANCES[dtype])
+    assert_close(layer(inputs(dtype)[:, 0]), expected[:, 0], 10 * TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("similarity", STATIC_SIMILARITIES)
@@ -130,24 +132,6 @@ def test_gradients_of_the_static_layer(similarity):
 def test_gradients_of_the_dynamic_layer(similarity, kind, training):
     layer = made(similarity, block_size=3, predictor=kind, dtype="float64")
     check_gradients(layer, inputs("float64"), "float64", 1e-6, 1e-5, training)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        NeuralSimilarityDense(5),
-        NeuralSimilarityDense(5, predictor="sphere"),
-        SphereDense(5, response="learnable_sigmoid", use_bias=True),
-    ],
-    ids=["static", "dynamic", "sphere"],
-)
-def test_inputs_of_another_rank(layer):
-    inputs = np.random.default_rng(0).normal(size=(2, 3, 8)).astype("float32")
-    sequences = ops.convert_to_numpy(layer(inputs))
-    np.testing.assert_allclose(layer(inputs[:, 0]), sequences[:, 0], rtol=1e-5)
-    if hasattr(layer, "similarity"):  # It starts as the plain one.
-        plain = inputs @ ops.convert_to_numpy(layer.kernel)
-        np.testing.assert_allclose(sequences, plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

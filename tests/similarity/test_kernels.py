@@ -5,7 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
-from helpers import normal
+from helpers import normal, reloaded
 
 from nsl_keras import layers
 
@@ -49,8 +49,7 @@ def test_lora_dora_and_quantization_are_refused(kind):
 def test_quantized_models_load(layer, shape, tmp_path):
     model = keras.Sequential([keras.Input(shape), layer, keras.layers.Dense(3)])
     model.quantize("int8")
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
+    again = reloaded(model, tmp_path)
     inputs = normal(2, *shape)
     np.testing.assert_allclose(again(inputs), model(inputs), rtol=1e-5)
 

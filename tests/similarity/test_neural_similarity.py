@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from golden_files import DTYPES, gradients
+from helpers import reloaded
 from keras import ops
 from similarity_layers import (
     FAMILY,
@@ -51,27 +52,6 @@ def test_a_similarity_is_built_and_trained_by_fit():
     assert_close(layer.fold()(inputs), layer(inputs), 1e-5)
 
 
-# What the similarity starts from, and what holds it.
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_initializer_is_the_matrix(dtype):
-    member = FAMILY["conv2d"]
-    matrix = RNG.normal(size=(4, 4))
-    matrix = matrix @ matrix.T
-    for similarity in ("unconstrained", "symmetric", "positive_semidefinite", "diagonal"):
-        layer = member.make(
-            kernel_size=2,
-            similarity=with_arguments(
-                similarity, initializer=keras.initializers.Constant(matrix)
-            ),
-            dtype=dtype,
-        )
-        layer.build(member.inputs.shape)
-        expected = np.diag(np.diag(matrix)) if similarity == "diagonal" else matrix
-        assert_close(layer.similarity_matrix, expected, TOLERANCES[dtype])
-
-
 # A frozen kernel.
 
 
@@ -99,8 +79,7 @@ def test_kernel_trainable_outlives_trainable_copies_and_files(value, tmp_path):
     assert len(expected) == (3 if value else 1)
     model.trainable = False
     assert model.trainable_variables == []
-    model.save(tmp_path / "frozen.keras")
-    loaded = keras.saving.load_model(tmp_path / "frozen.keras")
+    loaded = reloaded(model, tmp_path)
     for each in (model, loaded, keras.models.clone_model(model)):
         each.trainable = False  # Keras passes on changes alone.
         each.trainable = True

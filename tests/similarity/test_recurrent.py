@@ -171,18 +171,6 @@ def test_gradients(name, form):
     check_gradients(layer, sequences("float64")[:2, :2], "float64", 1e-6, 1e-5)
 
 
-@each_cell
-def test_fold(name):
-    cell = built(name, **FORMS["blocks"])
-    recurrent = keras.layers.RNN(cell, return_sequences=True)
-    outputs = recurrent(sequences())
-    plain = cell.fold()
-    assert type(plain) is CELLS[name][1]
-    assert_equal(recurrent(sequences()), outputs)
-    folded = keras.layers.RNN(plain, return_sequences=True)
-    assert_close(folded(sequences()), outputs, 1e-5)
-
-
 LAYERS = {
     "simple_rnn": (layers.NeuralSimilaritySimpleRNN, keras.layers.SimpleRNN, {}),
     "gru": (layers.NeuralSimilarityGRU, keras.layers.GRU, {"reset_after": False}),

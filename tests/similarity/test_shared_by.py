@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from finite_differences import check_gradients
 from golden_files import DTYPES
+from helpers import refusing
 from keras import ops
 from similarity_layers import (
     SIMILARITIES,
@@ -67,30 +68,24 @@ def looped(name, layer, matrices):
     return (result.swapaxes(0, 1) if name == "dense" else result).reshape(shape)
 
 
-@pytest.mark.parametrize("shared_by", ["filter", 1, 2])
-@pytest.mark.parametrize("name", LAYERS)
-def test_equals_the_loop_and_folds(name, shared_by):
-    layer = built(name, shared_by=shared_by)
+@pytest.mark.parametrize(
+    ("name", "shared_by", "similarity"),
+    [
+        *((name, by, "unconstrained") for name in LAYERS for by in ("filter", 1, 2)),
+        *(("conv2d", 2, name) for name, s in SIMILARITIES.items() if s.shared_by_channels),
+    ],
+)
+def test_equals_the_loop_and_folds(name, shared_by, similarity):
+    layer = built(name, similarity, shared_by=shared_by)
     _, filters, channels = LAYERS[name]
     count = filters if shared_by == "filter" else channels // shared_by
-    matrices = ops.convert_to_numpy(layer.similarity_matrix)
+    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
+    matrices = np.stack([to_matrix(layer.similarity, each) for each in parameters])
     assert matrices.shape[:1] == (count,)
+    assert_close(layer.similarity_matrix, matrices, TOLERANCES[DTYPES[0]])
     expected = looped(name, layer, matrices)
     assert_close(layer.equivalent_kernel, expected, TOLERANCES[DTYPES[0]])
     assert_close(layer.fold()(inputs()), layer(inputs()), TOLERANCES[DTYPES[0]])
-
-
-@pytest.mark.parametrize(
-    "similarity", [name for name, each in SIMILARITIES.items() if each.shared_by_channels]
-)
-def test_every_similarity(similarity):
-    similarity = SIMILARITIES[similarity]
-    layer = built("conv2d", shared_by=2, similarity=similarity)
-    parameters = ops.convert_to_numpy(layer.bilinear_form.similarity_parameters)
-    matrices = np.stack([to_matrix(similarity, each) for each in parameters])
-    assert_close(layer.similarity_matrix, matrices, TOLERANCES[DTYPES[0]])
-    expected = looped("conv2d", layer, matrices)
-    assert_close(layer.equivalent_kernel, expected, TOLERANCES[DTYPES[0]])
 
 
 def test_full_matrices_of_blocks():
@@ -134,14 +129,8 @@ def test_conversion():
     assert sum(bool(axes.get_title()) for axes in figure.axes) == 4 + 4 + 2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shared_by": "channel"}, "`shared_by` must be one of 'layer', 'filter'"),
-        ({"shared_by": 0}, "`shared_by` must be a positive integer"),
-        ({"shared_by": 3}, "`shared_by` must divide .*=3, 4 channels"),
-    ],
+test_errors = refusing(
+    (lambda: built("conv2d", shared_by="channel"), "must be one of 'layer', 'filter'"),
+    (lambda: built("conv2d", shared_by=0), "`shared_by` must be a positive integer"),
+    (lambda: built("conv2d", shared_by=3), "`shared_by` must divide .*=3, 4 channels"),
 )
-def test_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        built("conv2d", **options)

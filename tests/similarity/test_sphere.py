@@ -278,6 +278,7 @@ def test_dense_is_the_convolution_of_one_pixel(normalize, response, dtype):
     received = ops.convert_to_numpy(dense(vectors))
     np.testing.assert_allclose(received, expected, atol=TOLERANCES[dtype])
     assert np.ptp(received, axis=(0, 1)).min() > 0.1
+    np.testing.assert_allclose(dense(vectors[:, 0]), expected[:, 0], atol=TOLERANCES[dtype])
 
 
 def test_integer_inputs():

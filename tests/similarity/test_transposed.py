@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from finite_differences import check_gradients
 from golden_files import DTYPES
-from helpers import IS_TENSORFLOW
+from helpers import IS_TENSORFLOW, run_litert
 from keras import ops
 from similarity_layers import TOLERANCES, assert_close, randomize
 
@@ -31,9 +31,7 @@ DILATED = [
     (2, 1, "same", {"dilation_rate": 2}),
     ((3, 2), 1, "valid", {"dilation_rate": (1, 2)}),
 ]
-each_geometry = pytest.mark.parametrize(
-    "geometry", GEOMETRIES if IS_TENSORFLOW else DILATED, ids=str
-)
+POSSIBLE = GEOMETRIES if IS_TENSORFLOW else DILATED
 
 
 def inputs():
@@ -76,19 +74,18 @@ def looped(layer, matrices, sizes):
 
 
 @pytest.mark.jax
-@each_geometry
-def test_dynamic_equals_the_loop(geometry):
-    layer = built(geometry, similarity="unconstrained", predictor="cnn")
-    matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs()))
-    assert matrices.shape[:-2] == INPUTS.shape[:-1]
-    received = layer(inputs())
-    expected = looped(layer, matrices, received.shape[1:-1])
-    assert_close(received, expected, 10 * TOLERANCES[DTYPES[0]])
-
-
-@pytest.mark.parametrize("options", [{"downsampling": 2}, {"pooled": True}], ids=str)
-def test_predictions_for_blocks_and_examples_equal_the_loop(options):
-    layer = built(predictor=predictors.SimilarityPredictor("cnn", **options))
+@pytest.mark.parametrize(
+    ("geometry", "options"),
+    [
+        *((geometry, {}) for geometry in POSSIBLE),
+        # For blocks of positions, and for whole examples.
+        *((GEOMETRIES[2], options) for options in ({"downsampling": 2}, {"pooled": True})),
+    ],
+    ids=str,
+)
+def test_dynamic_equals_the_loop(geometry, options):
+    predictor = predictors.SimilarityPredictor("cnn", **options)
+    layer = built(geometry, similarity="unconstrained", predictor=predictor)
     matrices = ops.convert_to_numpy(layer.predicted_matrices(inputs()))
     matrices = np.broadcast_to(matrices, (*INPUTS.shape[:-1], *matrices.shape[-2:]))
     received = ops.convert_to_numpy(layer(inputs()))
@@ -104,7 +101,7 @@ def test_gradients(geometry, predictor):
     check_gradients(layer, inputs(), "float64", 1e-5, 1e-7)
 
 
-@each_geometry
+@pytest.mark.parametrize("geometry", POSSIBLE, ids=str)
 def test_fold(geometry):
     layer = built(geometry, similarity=similarities.Unconstrained(learn_shape=True))
     plain, outputs = layer.fold(), layer(inputs())
@@ -119,16 +116,9 @@ def test_fold(geometry):
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
 def test_unknown_sizes_run_in_litert(tmp_path):
-    interpreter = pytest.importorskip("ai_edge_litert.interpreter")
     layer = layers.NeuralSimilarityConv2DTranspose(2, 3, predictor="cnn")
     model = keras.Sequential([keras.Input((None, None, 3)), layer])
     randomize(model)
     model.export(tmp_path / "model.tflite", format="litert", verbose=False)
-    runner = interpreter.Interpreter(str(tmp_path / "model.tflite"))
     images = INPUTS.astype("float32")
-    (inputs,), (outputs,) = runner.get_input_details(), runner.get_output_details()
-    runner.resize_tensor_input(inputs["index"], images.shape)
-    runner.allocate_tensors()
-    runner.set_tensor(inputs["index"], images)
-    runner.invoke()
-    assert_close(runner.get_tensor(outputs["index"]), model(images), 1e-4)
+    assert_close(run_litert(tmp_path / "model.tflite", images), model(images), 1e-4)

@@ -177,40 +177,14 @@ def test_private_progress_of_callbacks(tmp_path):
 
 @pytest.mark.jax
 @pytest.mark.long
-def test_meta_neighborhoods(tmp_path):
-    """Dictionary dropout, and metrics of the model's own."""
-
-    def neighborhoods():
-        keras.utils.set_random_seed(3)
-        model = nsl_keras.MetaNeighborhoodModel(
-            None, nsl_keras.layers.CosineDense(3), dictionary=20
-        )
-        model.build((None, 6))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"])
-        return model
-
-    check_killed(
-        neighborhoods,
-        tmp_path,
-        lambda: [
-            nsl_keras.callbacks.EntryStatistics(X),
-            nsl_keras.callbacks.DictionaryInitializer(X, Y, epochs=2),
-        ],
-    )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["MAML", pytest.param("ProtoNet", marks=pytest.mark.jax)])
-def test_few_shot_learners(tmp_path, name):
+def test_few_shot_learners(tmp_path):
     def make():
         keras.utils.set_random_seed(3)
         layers = [keras.layers.Dropout(0.3, seed=0), keras.layers.Dense(3)]
         network = keras.Sequential([keras.Input((6,)), *layers])
-        ways = {"ways": 3} if name == "ProtoNet" else {}
-        learner = getattr(nsl_keras.few_shot, name)(network, **ways)
+        learner = nsl_keras.few_shot.ProtoNet(network, ways=3)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        learner.compile("adam", loss, run_eagerly=IS_TENSORFLOW and name == "ProtoNet")
+        learner.compile("adam", loss, run_eagerly=IS_TENSORFLOW)
         return learner
 
     def episodes(backup):

@@ -5,6 +5,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from helpers import refusing
 from pictures import drawn, small_model
 
 import nsl_keras
@@ -78,23 +79,17 @@ def dynamic_model():
     return keras.Sequential([keras.Input((4, 4, 1)), layer])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: figures.require_images(X, "images"), r"`images` must hold images.*20, 6"),
-        (lambda: figures.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
-        (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
-        (picture("similarities", model=plain_model), "`model` must have static .*without"),
-        (
-            picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
-            "`layer` must be .*: 'seen'.*layer='other'",
-        ),
-        (
-            picture("dynamic_similarity", IMAGES[0], model=plain_model),
-            "there are none. Received: layer=None",
-        ),
-    ],
+test_errors = refusing(
+    (lambda: figures.require_images(X, "images"), r"`images` must hold images.*20, 6"),
+    (lambda: figures.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
+    (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
+    (picture("similarities", model=plain_model), "`model` must have static .*without"),
+    (
+        picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
+        "`layer` must be .*: 'seen'.*layer='other'",
+    ),
+    (
+        picture("dynamic_similarity", IMAGES[0], model=plain_model),
+        "there are none. Received: layer=None",
+    ),
 )
-def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

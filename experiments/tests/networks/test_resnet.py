@@ -11,7 +11,7 @@ from golden_backbones import (
     build_in,
     count,
 )
-from golden_files import DTYPES, FLOAT64_IS_LONG, Golden
+from golden_files import DTYPES, Golden
 from keras import ops
 
 from experiments.networks.resnet import resnet_v1, resnet_v2
@@ -52,7 +52,13 @@ def check_authors_numbers(depth, modulate, dtype):
     check_backbone(golden, model, variables, dtype, units)
 
 
-@pytest.mark.parametrize("dtype", FLOAT64_IS_LONG)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=pytest.mark.long if dtype == "float64" else ())
+        for dtype in DTYPES
+    ],
+)
 def test_authors_numbers_at_depth_29(dtype):
     check_authors_numbers(29, "None", dtype)
 
