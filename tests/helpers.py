@@ -72,17 +72,18 @@ def assert_all_equal(received, expected):
 # Weights.
 
 
-def randomize(weights, scale=0.3, seed=6):
+def randomize(weights, scale=0.3, seed=6, positive=False):
     """Moves all weights of a layer, a model or a list: ones and zeros hide mistakes.
 
-    Moving variances stay positive. Returns what it was given.
+    Moving variances stay positive, and all weights if asked: a ReLU that is zero everywhere
+    would hide them too. Returns what it was given.
     """
     rng = np.random.default_rng(seed)
     for variable in getattr(weights, "variables", weights):
         if "float" not in variable.dtype:  # The state of a seed generator.
             continue
         moved = as_numpy(variable) + scale * rng.normal(size=variable.shape)
-        if variable.path.endswith("moving_variance"):
+        if positive or variable.path.endswith("moving_variance"):
             moved = 0.1 + np.abs(moved)
         variable.assign(moved)
     return weights

@@ -26,7 +26,6 @@ INPUTS = {
 
 # What each layer is tried with; tuples are cut to its number of axes.
 GEOMETRIES = [
-    {"kernel_size": 3},
     {"kernel_size": 1, "padding": "same", "strides": 2},
     {"kernel_size": (2, 3, 2), "padding": "same"},
     {"kernel_size": (4, 2, 3), "padding": "same", "strides": 2},

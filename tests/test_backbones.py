@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from golden_backbones import count, layers_of
-from helpers import as_numpy, assert_close, normal, refusing
+from helpers import as_numpy, assert_close, normal, randomize, refusing
 from keras import ops
 
 import nsl_keras
@@ -87,12 +87,10 @@ def test_kernels_start_apart():
 @each_network
 def test_channels_first_computes_the_same(name):
     case, last = CASES[name], plain(name)
-    rng = np.random.default_rng(1)
-    weights = [0.3 * np.abs(rng.normal(size=v.shape)) for v in last.weights]
-    last.set_weights(weights)
+    randomize(last, positive=True)
     keras.config.set_image_data_format("channels_first")
     first = case(input_shape=(3, case.size, case.size))
-    first.set_weights(weights)
+    first.set_weights(last.get_weights())
     received = first(np.moveaxis(case.images(), -1, 1))
     assert_close(received, last(case.images()), 1e-4)
 

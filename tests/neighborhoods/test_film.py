@@ -9,19 +9,13 @@ from helpers import (
     assert_close,
     assert_equal,
     normal,
+    randomize,
     refusing,
     values,
 )
 
 from nsl_keras import convert, rewiring
 from nsl_keras.layers import InstanceFiLM
-
-
-def randomize(variables):
-    """All above zero: a ReLU that is zero everywhere would hide what iFiLM adds."""
-    rng = np.random.default_rng(1)
-    for variable in variables:
-        variable.assign(0.5 + np.abs(0.3 * rng.normal(size=variable.shape)))
 
 
 @pytest.mark.parametrize("paper", [False, True])
@@ -38,7 +32,7 @@ def test_starts_as_the_identity(shape, paper):
 def test_the_paper_s_form():
     layer, x = InstanceFiLM(6, residual=False), normal(2, 4)
     layer.build(x.shape)
-    randomize(layer.trainable_variables)
+    randomize(layer.trainable_variables, positive=True)
     outputs = as_numpy(layer(x))
     twin = InstanceFiLM(6)
     twin.build(x.shape)
@@ -51,7 +45,7 @@ def test_masked_steps_are_left_out_of_the_mean():
     x, layer = normal(2, 5, 4), InstanceFiLM(6)
     mask = np.array([[True, True, True, False, False], [True] * 5])
     layer.build(x.shape)
-    randomize(layer.trainable_variables)
+    randomize(layer.trainable_variables, positive=True)
     masked = as_numpy(layer(x, mask=mask))
     assert_close(masked[:1, :3], layer(x[:1, :3]))
     assert_close(masked[1:], layer(x[1:]))
@@ -84,7 +78,7 @@ def residual(channels_first=False):
     outputs = keras.layers.Dense(5, name="dense")(outputs)
     outputs = keras.layers.BatchNormalization(name="dense_norm")(outputs)
     model = keras.Model(inputs, keras.layers.Dense(2, name="classes")(outputs), name="net")
-    randomize(model.weights)
+    randomize(model.weights, positive=True)
     return model
 
 
@@ -99,7 +93,8 @@ def check_start(model, new_model, inputs=IMAGES):
         assert ours is not others
         assert_equal(ours, others)
     # What is trained in one leaves the other as it is.
-    randomize(variable for film in films_of(new_model) for variable in film.weights)
+    for film in films_of(new_model):
+        randomize(film, positive=True)
     assert np.abs(as_numpy(new_model(inputs)) - expected).max() > 1e-3
     assert_equal(model(inputs), expected)
     assert_all_equal(model.weights, before)
@@ -171,7 +166,7 @@ def shared_and_nested():
     frames = keras.layers.TimeDistributed(keras.layers.BatchNormalization(name="inside"))
     outputs = keras.layers.GlobalAveragePooling2D()(frames(outputs))
     model = keras.Model(inputs, keras.layers.Dense(2)(outputs))
-    randomize(model.weights)
+    randomize(model.weights, positive=True)
     return model
 
 
@@ -192,7 +187,7 @@ def test_masks_pass():
     outputs = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
     outputs = keras.layers.BatchNormalization()(outputs)
     model = keras.Model(inputs, keras.layers.GRU(3)(outputs))
-    randomize(model.weights)
+    randomize(model.weights, positive=True)
     tokens = np.array([[1, 2, 0, 0, 0], [3, 4, 5, 6, 0]])
     check_start(model, convert.add_film(model), tokens)
 

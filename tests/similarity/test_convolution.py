@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from finite_differences import check_gradients
 from golden_files import DTYPES
-from helpers import as_numpy, normal
-from keras import ops
+from helpers import as_numpy, normal, refusing
 from similarity_layers import (
     FAMILY,
     FILTERS,
@@ -235,13 +234,6 @@ def test_fold_computes_the_same(name, dtype):
         assert_close(plain(inputs), outputs, tolerance, geometry)
 
 
-@pytest.mark.parametrize("predictor", [None, "sphere"])
-def test_errors_of_inputs_that_are_too_small(predictor):
-    layer = NeuralSimilarityConv2D(4, 3, predictor=predictor)
-    with pytest.raises(ValueError, match=r"zero or negative"):
-        layer(normal(2, 2, 7, 3))
-
-
 def at_each_position(predictor, context):
     return [keras.layers.Conv2D(context.outputs, 1)]
 
@@ -290,11 +282,13 @@ def test_errors(options, message):
         member.make(**{"kernel_size": 3, **options})(member.tensor())
 
 
-def test_error_of_a_full_depthwise_layer():
-    with pytest.raises(ValueError, match=r"`similarity` must be shared .*'Full'"):
-        FAMILY["depthwise_conv2d"].make_built(similarity="full")
+def layer_on(inputs, **options):
+    return NeuralSimilarityConv2D(4, 3, **options)(inputs)
 
 
-def test_error_of_integer_images():
-    with pytest.raises(ValueError, match=r"inputs of a convolution must be floats.*uint8"):
-        NeuralSimilarityConv2D(4, 3)(ops.ones((1, 6, 7, 2), "uint8"))
+test_errors_of_layers_and_inputs = refusing(
+    (lambda: FAMILY["depthwise_conv2d"].make_built(similarity="full"), "shared .*'Full'"),
+    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "inputs .* must be floats.*uint8"),
+    (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
+    (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
+)
