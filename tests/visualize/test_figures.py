@@ -83,7 +83,7 @@ test_errors = refusing(
     (lambda: figures.require_images(X, "images"), r"`images` must hold images.*20, 6"),
     (lambda: figures.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
     (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
-    (picture("similarities", model=plain_model), "`model` must have static .*without"),
+    (picture("similarities", model=plain_model), "`model` must have static .*neither"),
     (
         picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
         "`layer` must be .*: 'seen'.*layer='other'",
