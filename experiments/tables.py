@@ -27,8 +27,8 @@ import experiments.speed.table
 from experiments import kills
 from experiments.common import runs, tables
 from experiments.demo import spirals
+from experiments.few_shot import calibration, sine_waves
 from experiments.few_shot import methods as few_shot_methods
-from experiments.few_shot import sine_waves
 from experiments.neural_similarity import (
     implicit_regularization,
     kernel_shape,
@@ -105,6 +105,7 @@ def results_readme() -> str:
         experiments.neural_similarity.table.sections(RESULTS),
         experiments.few_shot.table.sections(RESULTS),
         sine_waves.section(RESULTS),
+        calibration.section(RESULTS),
         implicit_regularization.section(RESULTS),
         predictors.section(RESULTS),
         stability.section(RESULTS),
@@ -293,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "few_shot": lambda: _shown(
         experiments.few_shot.table.section(_records(*FEW_SHOT)), FEW_SHOT[0], 5
     ),
+    "calibration": lambda: _shown(calibration.section(RESULTS), calibration.PLACE),
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "converged": _converged,
     "regression": lambda: _shown(

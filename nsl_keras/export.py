@@ -73,7 +73,9 @@ def save_model(
             of the same name. A signature that looks up words must be a Keras model or
             layer, so that its vocabulary is written too.
         preprocessing: Keras model, layer or other function that returns the model's
-            inputs. It becomes part of every signature; on words see `signatures`.
+            inputs. It becomes part of every signature; on words see `signatures`. For bytes
+            of any size pass a model of `keras.Input((None, None, 3), dtype="uint8")`; a
+            layer or function takes the size and dtype of `examples`.
         examples: Batch of inputs on which the SavedModel is compared with `model`; `None`
             draws random numbers. Required unless a functional model takes the inputs,
             and they have known sizes and no text.
@@ -154,8 +156,9 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
         known = all(None not in x.shape[1:] and x.dtype != "string" for x in symbols)
     if examples is None and not known:
         raise ValueError(
-            "`examples` must be given unless a functional model takes the inputs, of known "
-            f"sizes and no text. Received: examples=None, model={model.name!r}"
+            "`examples` must be given, a batch of inputs of a request, unless a functional "
+            "model takes the inputs, of known sizes and no text. Received: examples=None, "
+            f"model={model.name!r}, preprocessing={preprocessing!r}"
         )
     inputs = tree.map_structure(_spec, tensors)
     specs = tree.flatten(inputs)

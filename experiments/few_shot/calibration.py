@@ -143,7 +143,7 @@ def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -
 
     titles: dict[runs.Key, str] = {
         (name, method, shots): f"{name}, {method}, {shots} per class"
-        for shots in (1, 5)
+        for shots in map(int, FLAGS.shots)
         for method in made
     }
     runs.run_all(records, titles, run)
@@ -187,5 +187,6 @@ def main(_arguments: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_string("data_file", None, "An .npz file of few-shot data.")
     flags.DEFINE_string("data_dir", None, "Folder with photo/<class>/.")
+    flags.DEFINE_list("shots", ["1", "5"], "Examples per class.")
     flags.DEFINE_integer("draws", 20, "Draws of classes and examples.", lower_bound=1)
     command.run(main)

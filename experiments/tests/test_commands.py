@@ -188,6 +188,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
     [
         ("demo.spirals", ["--epochs=3", "--examples=200"], " %", "spirals.png"),
         ("few_shot.sine_waves", ["--iterations=20", "--seeds=1"], "| MAML | ", None),
+        ("few_shot.calibration", ["--draws=1", "--shots=2"], "| Finetuner |", None),
         (
             "neural_similarity.implicit_regularization",
             ["--steps=100", "--points=5", "--seeds=1"],

@@ -146,7 +146,14 @@ class Adapting:
                 "`keras.utils.image_dataset_from_directory(folder, image_size=...)`. "
                 f"Received: x={x!r}"
             )
-        examples, labels = gather(np.stack(x) if isinstance(x, (list, tuple)) else x, y)
+        if isinstance(x, (list, tuple)):
+            shapes = {np.shape(each) for each in x}
+            if len(shapes) != 1:
+                raise ValueError(
+                    f"`x` must hold examples of one shape. Received: shapes {shapes}"
+                )
+            x = np.stack(x)
+        examples, labels = gather(x, y)
         if labels is None:
             raise ValueError(
                 "`y` must be given, unless `x` is a data set that yields labels. "

@@ -231,7 +231,15 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.backbone is None:
             return ops.convert_to_tensor(inputs, sparse=False)
         with rewiring.naming_shapes(self.backbone, inputs):
-            return self.backbone(inputs, training=training)
+            features = self.backbone(inputs, training=training)
+            if self.built:
+                width = self.dictionary.keys.shape[-1]
+                if features.shape[-1] not in (None, width):
+                    raise ValueError(
+                        f"`backbone` must return {width} features. "
+                        f"Received: features of shape {tuple(features.shape)}"
+                    )
+            return features
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.

@@ -120,9 +120,11 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         keras.utils.unpack_x_y_sample_weight(batch)[:2]
         for batch in itertools.islice(iter(x), steps)
     ]
-    if not batches:
+    if not batches or not all(map(np.ndim, leaves(batches[0]))):
+        found = "examples without a batch axis" if batches else "nothing"
         raise ValueError(
-            f"`x` must hold at least one batch. Received: an empty {type(x).__name__}"
+            "`x` must yield at least one batch, as `dataset.batch(32)` does. "
+            f"Received: a {type(x).__name__} of {found}"
         )
     if batches[0][1] is None:
         batches = [(inputs,) for inputs, _ in batches]

@@ -42,7 +42,8 @@ def plot_neighbors(
         A matplotlib figure with one row per image of `x`.
 
     Raises:
-        ValueError: If `x` or `examples` holds no images, or `k` is out of range.
+        ValueError: If `x` or `examples` holds no images, `labels` do not fit, or `k` is out
+            of range.
 
     Example:
 
@@ -76,8 +77,15 @@ def plot_neighbors(
     is_classifier = model.task == "classification"
     outputs = found.after.shape[1]
     names = figures.names_of(outputs, class_names) if is_classifier else None
-    captions = np.vectorize("{:.0%}".format)(shares).astype(object)
+    captions = np.vectorize("{:.1%}".format)(shares).astype(object)
     if labels is not None:
+        if len(labels) != len(pictures):
+            raise ValueError(
+                "`labels` must hold one label per example. "
+                f"Received: {len(labels)} labels for {len(pictures)} examples"
+            )
+        if is_classifier:
+            validation.class_labels(labels, outputs, "labels")
         labels = np.reshape(labels, (len(pictures), -1))
         if is_classifier and labels.shape[1] == 1:
             labels = np.eye(outputs)[labels[:, 0].astype("int64")]

@@ -81,6 +81,8 @@ def test_neighbors_of_an_adapted_model_are_support_images():
         (SUPPORT, LABELS, (*NAMES, "bee"), r"each class.*no example of \['bee'\]"),
         (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"the labels \['lynx'\]"),
         ("photos", None, None, "image_dataset_from_directory"),
+        ([SUPPORT[0], SUPPORT[1][:2]], [0, 1], None, "examples of one shape"),
+        (iter(zip(SUPPORT, LABELS, strict=True)), None, None, "without a batch axis"),
         (SUPPORT * np.nan, LABELS, None, "`x` must be finite"),
     ],
 )

@@ -241,7 +241,7 @@ test_bad_use = refusing(
     (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
     (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
     (lambda: of_images().neighbors(X[:2, :4, None]), r"\(None, 2, 4, 1\).*\(2"),
-    (lambda: make_model().initialize_from(iter([])), "hold at least one batch"),
+    (lambda: make_model().initialize_from(iter([])), "yield at least one batch"),
     (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
     (lambda: make_model().initialize_from(iter(X), Y), "`y` must be None if `x` is"),
     (lambda: make_model(backbone=TWO_OUTPUTS).build((None, 6)), "expects 1 input"),

@@ -48,7 +48,7 @@ def test_images_labels_and_attention(task):
                 if is_classifier
                 else ", ".join(f"{value:.3g}" for value in labels[index])
             )
-            assert axis.get_xlabel() == f"{label}, {shares[row, index]:.0%}"
+            assert axis.get_xlabel() == f"{label}, {shares[row, index]:.1%}"
         old, new = (
             names[outputs[row].argmax()]
             if is_classifier
@@ -65,7 +65,11 @@ def test_images_labels_and_attention(task):
         assert figure.axes[0].get_xlabel() == str(before[0].argmax())
 
 
-def test_more_neighbors_than_examples_are_refused():
+def test_errors():
     model = small_model(keras.layers.Dense(3), shape=(4, 4, 1))
-    with pytest.raises(ValueError, match="`k` must be at most the number of examples"):
+    with pytest.raises(ValueError, match="`k` must be at most"):
         visualize.plot_neighbors(model, IMAGES, IMAGES[:2], k=3)
+    with pytest.raises(ValueError, match=r"one label per example.*: 5 labels for 30"):
+        visualize.plot_neighbors(model, IMAGES, IMAGES, LABELS[:5])
+    with pytest.raises(ValueError, match="`labels` must hold"):
+        visualize.plot_neighbors(model, IMAGES, IMAGES, np.array(["ant"] * 30))
