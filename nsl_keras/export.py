@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import rewiring
+from nsl_keras import nesting, rewiring
 from nsl_keras.backend import require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
@@ -135,7 +135,7 @@ def save_model(
         archive.add_endpoint(name, guarded(function), input_signature=[inputs])
     parts = (served, preprocessing, *functions.values())
     for layer in filter(lambda part: isinstance(part, keras.layers.Layer), parts):
-        for each in (layer, *rewiring.sublayers(layer)):
+        for each in (layer, *nesting.sublayers(layer)):
             if hasattr(each, "lookup_table"):  # The archive finds variables alone.
                 archive.track(each.lookup_table)
     # Compiled, half precision rounds differently.

@@ -13,11 +13,12 @@ import inspect
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, cast
 
 import keras
 from keras import ops, tree
+
+from nsl_keras import configs, nesting
 
 Layer: TypeAlias = keras.layers.Layer
 Shapes: TypeAlias = tuple[tuple[int | None, ...], ...]
@@ -150,23 +151,6 @@ def layers(model: keras.Model) -> list[Layer]:
     return list(found.values())
 
 
-def sublayers(layer: Layer) -> Iterator[Layer]:
-    """Yields the layers in a layer's attributes, at any depth, each once and in order."""
-    seen = {id(layer)}
-    waiting: list[Any] = [vars(layer)]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, keras.layers.Layer):
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield value
-                waiting.append(vars(value))
-        elif isinstance(value, dict):
-            waiting.extend(reversed(value.values()))  # `pop` takes the last one.
-        elif isinstance(value, (list, tuple, set)):
-            waiting.extend(reversed(list(value)))
-
-
 def has_plain_kernel(layer: Layer) -> bool:
     """Whether a layer's kernel, if it has one, is a variable of floating-point numbers.
 
@@ -193,67 +177,6 @@ def copy_activations(source: Layer, copy: Layer) -> None:
             other.set_weights(one.get_weights())
 
 
-class KeepsFrozen(keras.layers.Layer):
-    """Private mixin of layers that make sublayers: files keep which of them are frozen.
-
-    Keras keeps flags in configs, and these sublayers have none.
-    """
-
-    def get_build_config(self) -> Any:
-        config = super().get_build_config()
-        return config and {**config, "frozen": [*_frozen_parts(self)]}
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        config = dict(config)
-        frozen = config.pop("frozen", ())  # Keras keeps the rest as the layer's shapes.
-        super().build_from_config(config)
-        for path in frozen:
-            attrgetter(path)(self).trainable = False
-
-
-def _frozen_parts(layer: Layer, prefix: str = "") -> Iterator[str]:
-    """Yields the attributes of a layer, and of theirs, that are frozen layers."""
-    for name, part in vars(layer).items():
-        if isinstance(part, keras.layers.Layer) and not name.startswith("_"):
-            own = [] if part.trainable else [prefix + name]
-            yield from own or _frozen_parts(part, f"{prefix}{name}.")
-
-
-def pass_on_frozen(layer: Layer) -> None:
-    """Freezes the sublayers that a frozen layer made; call it at the end of `build`.
-
-    Keras itself freezes only the layer's own variables.
-    """
-    if not layer.trainable:
-        for each in sublayers(layer):
-            each.trainable = False
-
-
-@contextlib.contextmanager
-def unfrozen(layer: Layer) -> Iterator[None]:
-    """Makes a whole layer trainable inside the context, and restores each flag after it.
-
-    In the context `trainable_variables` are all weights except moving statistics.
-    """
-    # Parts after what holds them, which passes its flag on by their own setters.
-    parts = [layer, *sublayers(layer)]
-    parts.sort(key=lambda each: len([*sublayers(each)]), reverse=True)
-    layers = [(each, each.trainable) for each in parts]
-    variables = [(each, each.trainable) for each in layer.variables]
-    # Off first: setting a flag to its present value does not reach the variables.
-    for value in (False, True):
-        for each, _ in layers:
-            # Keras's own setter: a layer's own one may keep some variables frozen.
-            keras.layers.Layer.trainable.fset(each, value)
-    try:
-        yield
-    finally:
-        for flagged in (layers, variables):  # A layer also sets its variables' flags.
-            for each, trainable in flagged:
-                if each.trainable != trainable:
-                    each.trainable = trainable
-
-
 def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
     """Returns the variables of a layer or model, each with that of a copy.
 
@@ -264,7 +187,9 @@ def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
         pairs = zip(layers(source), layers(copy), strict=True)
         return [each for one, other in pairs for each in paired_variables(one, other)]
     found: dict[int, Any] = {}
-    pairs = zip([source, *sublayers(source)], [copy, *sublayers(copy)], strict=True)
+    pairs = zip(
+        [source, *nesting.sublayers(source)], [copy, *nesting.sublayers(copy)], strict=True
+    )
     for one, other in reversed([*pairs]):  # A layer's own variables remain.
         taken = set(map(id, found.values()))
         own = [each for each in one.variables if id(each) not in found]
@@ -284,59 +209,6 @@ def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
     return _Rebuilding(replace).run(model)
 
 
-def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a layer's config without serializing functions, registered or not.
-
-    Objects that hold functions, such as a similarity's initializer, are not serialized.
-    """
-    own = {name: getattr(layer, name, None) for name in config}
-    given = {name: each for name, each in own.items() if any(_functions(each))}
-    return config | given
-
-
-def remade(layer: Any, kind: Any = None, config: Any = None, **changes: Any) -> Any:
-    """Returns an object made from a layer's config, with its functions as they are.
-
-    `kind` is its class, if another one. Those in sublayers, whose configs the layer's
-    config holds, are found by name: two of one name must be registered.
-    """
-    parts = [value for part in sublayers(layer) for value in vars(part).values()]
-    found = {id(each): each for value in parts for each in _functions(value)}
-    names = [each.__name__ for each in found.values()]
-    known = {f.__name__: f for f in found.values() if names.count(f.__name__) == 1}
-    config = with_functions(layer, layer.get_config() if config is None else config)
-    with keras.saving.custom_object_scope(known):
-        return (kind or type(layer)).from_config(config | changes)
-
-
-def _functions(value: Any) -> Iterator[Any]:
-    own = {} if isinstance(value, keras.layers.Layer) else getattr(value, "__dict__", {})
-    return filter(inspect.isfunction, (value, *own.values()))
-
-
-def arguments_of(
-    layer: Any, kind: type[Any], serialized: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Returns a class's own arguments, which are attributes of a layer, for its config.
-
-    Arguments that are `serialized` already are left out.
-    """
-    left_out = {"self", "args", "kwargs", *serialized}
-    serialize = keras.saving.serialize_keras_object
-    names = inspect.signature(kind.__init__).parameters
-    return {name: serialize(getattr(layer, name)) for name in names if name not in left_out}
-
-
-def arguments_of_classes(layer: Layer, serialized: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns `arguments_of` a class of this package, also for your subclasses of it."""
-    found: dict[str, Any] = {}
-    for kind in type(layer).__mro__:
-        found |= arguments_of(layer, kind, [*serialized, *found])
-        if kind.__module__.startswith("nsl_keras."):
-            break
-    return found
-
-
 def output_spec(model: Layer, inputs: Any) -> Any:
     """Returns a model's symbolic outputs.
 
@@ -348,31 +220,6 @@ def output_spec(model: Layer, inputs: Any) -> Any:
         batch = tree.flatten(inputs)[0].shape[0]
         return keras.KerasTensor((batch, *outputs[0].shape[1:]), outputs[0].dtype)
     return model(inputs)
-
-
-def named(
-    identifier: Any, argument: str, kinds: dict[str, Any], allowed: Any, others: str
-) -> Any:
-    """Returns an object by its name, from its serialized form, or unchanged."""
-    found = identifier
-    if isinstance(identifier, str) and identifier in kinds:
-        found = kinds[identifier]()
-    elif isinstance(identifier, dict):
-        found = keras.saving.deserialize_keras_object(identifier)
-    if not isinstance(found, allowed):
-        raise ValueError(
-            f"`{argument}` must be one of {', '.join(map(repr, kinds))}, or {others}. "
-            f"Received: {argument}={identifier!r}"
-        )
-    return found
-
-
-def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:
-    """Makes an object from its config, whose arguments may be serialized objects."""
-    deserialize = keras.saving.deserialize_keras_object
-    return kind(
-        **{name: deserialize(each, custom_objects) for name, each in config.items()}
-    )
 
 
 def _is_made_by_keras(kind: type[keras.Model], plain: type[keras.Model]) -> bool:
@@ -515,7 +362,7 @@ class _Rebuilding:
                     self._shared[number] = keras.saving.deserialize_keras_object(value)
                 config[name] = self._shared[number]
         try:
-            return remade(layer, config=config)
+            return configs.remade(layer, config=config)
         except (TypeError, ValueError):  # A custom layer that makes them from a config.
             return type(layer).from_config(config)
 
@@ -528,7 +375,9 @@ def copy_state(source: Layer, copy: Layer) -> None:
             "weights of LoRA or quantization inside it. "
             f"Received: layer {source.name!r} of type {type(source).__name__!r}"
         )
-    pairs = zip([source, *sublayers(source)], [copy, *sublayers(copy)], strict=True)
+    pairs = zip(
+        [source, *nesting.sublayers(source)], [copy, *nesting.sublayers(copy)], strict=True
+    )
     for one, other in pairs:
         store: dict[str, Any] = {}
         one.save_own_variables(store)

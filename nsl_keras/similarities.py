@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor
 
 #: Values of `shared_by` other than a number of channels.
@@ -151,10 +151,10 @@ class Similarity(abc.ABC):
         config: dict[str, Any] = {}
         for kind in type(self).__mro__:
             if issubclass(kind, Similarity):
-                config |= rewiring.arguments_of(self, kind, [*config])
+                config |= configs.arguments_of(self, kind, [*config])
         return config
 
-    from_config = classmethod(rewiring.from_arguments)
+    from_config = classmethod(configs.from_arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -429,4 +429,4 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     'Diagonal'
     """
     others = "a `nsl_keras.similarities.Similarity`"
-    return rewiring.named(identifier, "similarity", KINDS, Similarity, others)
+    return configs.named(identifier, "similarity", KINDS, Similarity, others)

@@ -24,7 +24,7 @@ from helpers import (
     values,
 )
 
-from nsl_keras import rewiring
+from nsl_keras import nesting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ def check_shapes_and_weights(case, model, outputs):
 
 
 def check_keras_file(model, inputs, outputs, path):
-    parts = [*rewiring.sublayers(model.layers[-1])][:1]
+    parts = [*nesting.sublayers(model.layers[-1])][:1]
     for part in parts:
         part.trainable = False
     model.save(path)

@@ -18,9 +18,11 @@ PAGES = [
 
 #: Levels from the ground up. A module imports only from levels below its own.
 LEVELS = {
+    "nesting": 0,
     "version": 0,
     "validation": 0,
     "backend": 1,
+    "configs": 1,
     "regularizers": 2,
     "rewiring": 2,
     "endings": 3,

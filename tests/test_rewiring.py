@@ -8,7 +8,7 @@ from helpers import after_keras_3_10
 from keras import ops
 
 import nsl_keras
-from nsl_keras import rewiring
+from nsl_keras import nesting, rewiring
 
 RNG = np.random.default_rng(2)
 IMAGES = RNG.normal(size=(3, 8, 8, 2)).astype("float32")
@@ -32,13 +32,13 @@ def test_unfrozen_restores_each_flag():
     model.layers[0].trainable = False
     model.layers[-2].layers[1].kernel.trainable = False
     model.layers[-2].layers[1].bias.trainable = False
-    before = [layer.trainable for layer in rewiring.sublayers(model)]
+    before = [layer.trainable for layer in nesting.sublayers(model)]
     assert len(model.trainable_variables) == 5
-    with rewiring.unfrozen(model):
+    with nesting.unfrozen(model):
         assert len(model.trainable_variables) == 11
         state = [variable.name for variable in model.non_trainable_variables]
         assert state == ["moving_mean", "moving_variance"]
-    assert [layer.trainable for layer in rewiring.sublayers(model)] == before
+    assert [layer.trainable for layer in nesting.sublayers(model)] == before
     assert len(model.trainable_variables) == 5
 
 

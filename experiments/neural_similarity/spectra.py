@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring
+from nsl_keras import nesting
 from nsl_keras.visualize import figures
 
 _MOST_COLUMNS = 4
@@ -37,7 +37,7 @@ def spectra(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
             "M": _singular_values(layer.similarity_matrix),
             "M^T W": _singular_values(_as_matrix(layer, layer.equivalent_kernel)),
         }
-        for layer in rewiring.sublayers(model)
+        for layer in nesting.sublayers(model)
         if hasattr(type(layer), "equivalent_kernel")
         and hasattr(layer, "kernel")
         and layer.predictor is None

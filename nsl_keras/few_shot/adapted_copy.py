@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from nsl_keras import rewiring
+from nsl_keras import configs, rewiring
 from nsl_keras.few_shot.functional import classifier_of
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.training.normalization import from_keras
@@ -66,7 +66,7 @@ def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
     start: dict[str, Any] = {}
     if not isinstance(layer, CosineDense):
         start = {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
-    return rewiring.remade(layer, units=ways, trainable=True, **start)
+    return configs.remade(layer, units=ways, trainable=True, **start)
 
 
 def cut(

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, nesting, rewiring, validation
 from nsl_keras.backend import Tensor, variable_scope
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
@@ -49,7 +49,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         return (batch, queries, *self.outputs_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of_classes(self)}
+        return {**super().get_config(), **configs.arguments_of_classes(self)}
 
     def compile(
         self,
@@ -67,7 +67,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         if self.classifies:
             loss_of_logits(loss)
         optimizer = keras.optimizers.get(optimizer)
-        half = any(each.compute_dtype == "float16" for each in rewiring.sublayers(self))
+        half = any(each.compute_dtype == "float16" for each in nesting.sublayers(self))
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         if auto_scale_loss and half and optimizer and not scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)

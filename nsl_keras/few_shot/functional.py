@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import keras
 from keras import ops
 
-from nsl_keras import rewiring
+from nsl_keras import nesting, rewiring
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.endings import ending_of
 from nsl_keras.training.normalization import (
@@ -46,7 +46,7 @@ def select_variables(
         return [model.variables[place] for place in parts]
     variables = model.trainable_variables
     if not variables:
-        with rewiring.unfrozen(model):
+        with nesting.unfrozen(model):
             variables = model.trainable_variables
     found = [{*map(id, variables)} & {*map(id, _named(model, part))} for part in parts]
     if not found or not all(found):
@@ -69,7 +69,7 @@ def _named(model: keras.Model, part: Any) -> list[Any]:
     if part in ("similarity", "predictor"):
         forms = [
             layer
-            for layer in rewiring.sublayers(model)
+            for layer in nesting.sublayers(model)
             if hasattr(layer, "similarity_parameters")
         ]
         if part == "similarity":
@@ -104,7 +104,7 @@ def effective_policy(model: keras.Model, policy: str) -> str | None:
 
 
 def _batch_norms(model: keras.Model) -> list[Any]:
-    layers = rewiring.sublayers(model)
+    layers = nesting.sublayers(model)
     return [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
 
 

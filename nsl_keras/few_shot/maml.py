@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, rewiring, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_model import adapted_copy
@@ -158,7 +158,7 @@ class MAML(EpisodicLearner):
         inner = set(map(id, self.functional.variables))
         places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
         config = {"inner_variables": places}
-        config |= rewiring.arguments_of_classes(self, [*config])
+        config |= configs.arguments_of_classes(self, [*config])
         return {**super(EpisodicLearner, self).get_config(), **config}
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:

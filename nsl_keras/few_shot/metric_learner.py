@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
@@ -128,9 +128,9 @@ class SupportSet(keras.layers.Layer):
         return self.learner(inputs, training=False)[0]
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, SupportSet)}
+        return {**super().get_config(), **configs.arguments_of(self, SupportSet)}
 
-    from_config = classmethod(rewiring.from_arguments)
+    from_config = classmethod(configs.from_arguments)
 
 
 def outputs_of_sets(

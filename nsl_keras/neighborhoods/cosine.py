@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
@@ -135,4 +135,4 @@ class CosineDense(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, CosineDense)}
+        return {**super().get_config(), **configs.arguments_of(self, CosineDense)}

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, wide_dtype
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
@@ -436,7 +436,7 @@ class NeighborDictionary(keras.layers.Layer):
         return (input_shape[0], self.num_neighbors)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, NeighborDictionary)}
+        return {**super().get_config(), **configs.arguments_of(self, NeighborDictionary)}
 
 
 def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, nesting, rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.key_metrics import Cosine
 
@@ -133,7 +133,7 @@ class InstanceFiLM(keras.layers.Layer):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, InstanceFiLM)}
+        return {**super().get_config(), **configs.arguments_of(self, InstanceFiLM)}
 
 
 def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor:
@@ -205,7 +205,7 @@ def add_film(
     calls = rewiring.calls(model)
     for layer in (call.layer for call in calls):
         if any(
-            isinstance(each, InstanceFiLM) for each in (layer, *rewiring.sublayers(layer))
+            isinstance(each, InstanceFiLM) for each in (layer, *nesting.sublayers(layer))
         ):
             raise ValueError(
                 "`model` must not contain iFiLM yet; choose all its places in one call. "

@@ -8,7 +8,7 @@ import keras
 from absl import logging
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, nesting, rewiring, validation
 from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
 from nsl_keras.endings import require_linear
 from nsl_keras.neighborhoods.cosine import CosineDense
@@ -34,7 +34,7 @@ RANKINGS = ("attention", "effect")
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodHead(rewiring.KeepsFrozen):
+class MetaNeighborhoodHead(nesting.KeepsFrozen):
     """Finetunes a head, per example, on a learned dictionary of neighbors, and predicts.
 
     With features `z`, dictionary `{(k_j, v_j)}` and head `f` with weights `phi`,
@@ -191,7 +191,7 @@ class MetaNeighborhoodHead(rewiring.KeepsFrozen):
                 f"`dictionary` must have keys of the {features} features of the input. "
                 f"Received: keys of shape {tuple(self.dictionary.keys.shape)}"
             )
-        rewiring.pass_on_frozen(self)
+        nesting.pass_on_frozen(self)
 
     def _dual_form(self) -> DualForm | None:
         """Returns the dual form, if it is requested and the head allows it."""
@@ -223,7 +223,7 @@ class MetaNeighborhoodHead(rewiring.KeepsFrozen):
                 f"once. Received: chunk_size={self.chunk_size}, "
                 f"inner_loop={self.inner_loop!r}, head={self.head.name!r}"
             )
-        with rewiring.unfrozen(self.head):
+        with nesting.unfrozen(self.head):
             state = [variable.path for variable in self.head.non_trainable_variables]
         if state:
             raise ValueError(
@@ -313,14 +313,14 @@ class MetaNeighborhoodHead(rewiring.KeepsFrozen):
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, MetaNeighborhoodHead)}
+        return {**super().get_config(), **configs.arguments_of(self, MetaNeighborhoodHead)}
 
-    from_config = classmethod(rewiring.from_arguments)
+    from_config = classmethod(configs.from_arguments)
 
 
 def _require_plain_layers(head: keras.layers.Layer) -> None:
     """Raises for layers whose computation a step on the head's variables cannot adapt."""
-    for layer in (head, *rewiring.sublayers(head)):
+    for layer in (head, *nesting.sublayers(head)):
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
                 "`head` must not have an activity regularizer: it would penalize the "

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring
+from nsl_keras import configs
 from nsl_keras.backend import Tensor
 
 NORM_EPSILON = 1e-12
@@ -151,4 +151,4 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     'Cosine'
     """
     others = "a `nsl_keras.key_metrics.KeyMetric`"
-    return rewiring.named(identifier, "metric", _BY_NAME, KeyMetric, others)
+    return configs.named(identifier, "metric", _BY_NAME, KeyMetric, others)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, nesting, rewiring, validation
 from nsl_keras.backend import (
     GradientTape,
     Tensor,
@@ -211,7 +211,7 @@ class MetaNeighborhoodModel(CheckedModel):
             ValueError: If this model is not built, or the number of features differs.
         """
         validation.built(self, "with_backbone")
-        made = rewiring.remade(self, backbone=None)
+        made = configs.remade(self, backbone=None)
         made.backbone = backbone
         made.build(self.get_build_config()["input_shape"])
         rewiring.copy_state(self.neighborhood, made.neighborhood)
@@ -219,7 +219,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def build(self, input_shape: Any) -> None:
         self.compute_output_shape(input_shape)
-        rewiring.pass_on_frozen(self)
+        nesting.pass_on_frozen(self)
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
         features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from nsl_keras import rewiring
+from nsl_keras import configs, rewiring
 from nsl_keras.endings import behavior, ending_of
 from nsl_keras.neighborhoods.cosine import CosineDense
 
@@ -68,7 +68,7 @@ def split_classifier(
         )
     else:
         linear = {"activation": "linear"} if hasattr(last, "activation") else {}
-        head = rewiring.remade(last, **linear)
+        head = configs.remade(last, **linear)
     head.build(backbone.output_shape)
     weights = zip(last.get_weights(), head.weights, strict=True)
     head.set_weights([weight.reshape(own.shape) for weight, own in weights])

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, similarities
+from nsl_keras import configs, nesting, rewiring, similarities
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -125,7 +125,7 @@ def add_similarity(
     if freeze_backbone:
         similar = [chain[0] for chain in chains.values()]
         for each in rewiring.layers(new_model):
-            parts = [each, *rewiring.sublayers(each)]
+            parts = [each, *nesting.sublayers(each)]
             if not any(part in similar for part in parts):
                 for part in parts:
                     part.trainable = False
@@ -161,7 +161,7 @@ def _chosen(model: keras.Model, convertible: list[Layer], layers: Any) -> list[L
 
 def _converted(layer: Layer, freeze_backbone: bool, **kwargs: Any) -> list[Layer]:
     """Returns the new layers that replace a convolution, without its weights."""
-    config, pointwise = rewiring.with_functions(layer, layer.get_config()), []
+    config, pointwise = configs.with_functions(layer, layer.get_config()), []
     if isinstance(layer, keras.layers.SeparableConv2D):
         config, rest = _separated(config)
         pointwise = [keras.layers.Conv2D(**rest)]

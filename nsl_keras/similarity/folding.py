@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import keras
 
-from nsl_keras import rewiring
+from nsl_keras import configs, nesting, rewiring
 from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.similarity.recurrent import SimilarityCell, SimilarityRecurrent, cells_of
 
@@ -68,7 +68,7 @@ def fold(model: keras.Model) -> keras.Model:
 
 def is_foldable(layer: Layer) -> bool:
     """Whether `fold` accepts a layer: it is plain, or has a plain equivalent."""
-    ours = [part for part in (layer, *rewiring.sublayers(layer)) if _is_ours(part)]
+    ours = [part for part in (layer, *nesting.sublayers(layer)) if _is_ours(part)]
     if not ours:
         return True
     # Derived classes may compute something else.
@@ -112,14 +112,14 @@ def _folded_recurrent(layer: Any) -> Layer:
         )
     elif not cells_of(layer):  # A plain direction.
         sources = [layer]
-        folded = rewiring.remade(layer)
+        folded = configs.remade(layer)
     else:
         stacked = isinstance(layer.cell, keras.layers.StackedRNNCells)
         sources = [
             cell.fold() if isinstance(cell, SimilarityCell) else cell
             for cell in (layer.cell.cells if stacked else [layer.cell])
         ]
-        cells = [*map(rewiring.remade, sources)]
+        cells = [*map(configs.remade, sources)]
         config = {**layer.get_config(), "cell": cells if stacked else cells[0]}
         folded = keras.layers.RNN(**config)
     folded.build_from_config(layer.get_build_config())

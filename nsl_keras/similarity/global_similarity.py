@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity.kernels import FloatDense
 from nsl_keras.similarity.predictors import small_normal
@@ -21,7 +21,7 @@ MASK_HIDDEN_FILTERS = 64
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class GlobalNeuralSimilarity2D(rewiring.KeepsFrozen):
+class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
     """Global neural similarity (GNS): `M_G X`, to be followed by a convolution.
 
     With the feature map as a matrix `X` of `HW` positions (row-major) and `C` channels,
@@ -118,7 +118,7 @@ class GlobalNeuralSimilarity2D(rewiring.KeepsFrozen):
         else:
             self._build_attention(channels)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
-        rewiring.pass_on_frozen(self)
+        nesting.pass_on_frozen(self)
 
     def _build_learned(self, positions: int) -> None:
         diagonal = self.similarity == "diagonal"
@@ -213,5 +213,5 @@ class GlobalNeuralSimilarity2D(rewiring.KeepsFrozen):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        own = rewiring.arguments_of(self, GlobalNeuralSimilarity2D)
+        own = configs.arguments_of(self, GlobalNeuralSimilarity2D)
         return {**super().get_config(), **own}

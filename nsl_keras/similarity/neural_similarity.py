@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, similarities, validation
+from nsl_keras import configs, nesting, rewiring, similarities, validation
 from nsl_keras.backend import Tensor, outside_traces, wide_dtype
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.kernels import FloatKernel
@@ -168,7 +168,7 @@ class BilinearForm(keras.layers.Layer):
                 is_depthwise=len(filter_axes) > 1,
             )
             self._build_network(context, input_shape)
-        rewiring.pass_on_frozen(self)
+        nesting.pass_on_frozen(self)
 
     def _penalty(self, parameters: Any) -> Tensor:
         """Returns the penalty on the `M` that parameters give."""
@@ -377,7 +377,7 @@ def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tenso
     return ops.slice(parameters, (0,) * len(shape), shape)
 
 
-class WithSimilarity(rewiring.KeepsFrozen):
+class WithSimilarity(nesting.KeepsFrozen):
     """Private mixin: marks saved weights so that the plain layer refuses to load them.
 
     The plain layer would ignore the weights of a `BilinearForm` and load the rest.
@@ -438,7 +438,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             geometry,
             self.filter_axes,
         )
-        rewiring.pass_on_frozen(self)
+        nesting.pass_on_frozen(self)
         if not self.kernel_trainable:
             self._set_flags_of_kernel()
 
@@ -526,7 +526,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             ValueError: If the layer is dynamic, or not built yet.
         """
         self.bilinear_form.require_static("fold")
-        plain = rewiring.remade(self, self.plain, super().get_config())
+        plain = configs.remade(self, self.plain, super().get_config())
         plain.build(self.get_build_config()["input_shape"])
         # NumPy copies: on JAX the two layers would share buffers, which training donates.
         plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))
@@ -560,7 +560,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
                 part.trainable = self.kernel_trainable and self.trainable
 
     def get_config(self) -> dict[str, Any]:
-        own = rewiring.arguments_of(self, NeuralSimilarity)
+        own = configs.arguments_of(self, NeuralSimilarity)
         if isinstance(self.predictor, keras.layers.Layer):
             # Keras's own key for objects that several configs share. Keras sets it only
             # from the second config on where the object stands inside a layer (3.15), and
@@ -571,4 +571,4 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
 def similarities_of(layer: keras.layers.Layer) -> list[BilinearForm]:
     """Returns the `M` of each kernel in a layer, including its cells."""
-    return [each for each in rewiring.sublayers(layer) if isinstance(each, BilinearForm)]
+    return [each for each in nesting.sublayers(layer) if isinstance(each, BilinearForm)]

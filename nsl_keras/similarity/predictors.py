@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, validation
 from nsl_keras.similarity.kernels import FloatDense, FloatEinsumDense
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
@@ -387,9 +387,9 @@ class SimilarityPredictor:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return rewiring.arguments_of(self, SimilarityPredictor)
+        return configs.arguments_of(self, SimilarityPredictor)
 
-    from_config = classmethod(rewiring.from_arguments)
+    from_config = classmethod(configs.from_arguments)
 
 
 def _constant(values: np.ndarray | None) -> Any:
@@ -442,4 +442,4 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     kinds = {kind: partial(SimilarityPredictor, kind) for kind in KINDS}
     allowed = (type(None), SimilarityPredictor, keras.layers.Layer)
     others = "a `SimilarityPredictor`, a layer or None"
-    return rewiring.named(identifier, "predictor", kinds, allowed, others)
+    return configs.named(identifier, "predictor", kinds, allowed, others)

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, similarities, validation
+from nsl_keras import configs, nesting, rewiring, similarities, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.neural_similarity import BilinearForm, WithSimilarity
@@ -63,7 +63,7 @@ class SimilarityCell(WithSimilarity):
         for form, kernel in self.forms_and_kernels():
             shape = (None, kernel.shape[0])
             form.build(shape, kernel.shape, kernel.regularizer, self.units)
-        rewiring.pass_on_frozen(self)
+        nesting.pass_on_frozen(self)
 
     def forms_and_kernels(self) -> list[tuple[BilinearForm, keras.Variable]]:
         """Returns each kernel with its `M`."""
@@ -87,7 +87,7 @@ class SimilarityCell(WithSimilarity):
             ops.convert_to_numpy(form.equivalent_kernel(ops.convert_to_tensor(kernel)))
             for form, kernel in self.forms_and_kernels()
         ]
-        plain = rewiring.remade(self, self.plain, super().get_config())
+        plain = configs.remade(self, self.plain, super().get_config())
         plain.build((None, self.kernel.shape[0]))
         plain.kernel.assign(folded[0])
         plain.recurrent_kernel.assign(folded[1])
@@ -97,7 +97,7 @@ class SimilarityCell(WithSimilarity):
         return plain
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **rewiring.arguments_of(self, SimilarityCell)}
+        return {**super().get_config(), **configs.arguments_of(self, SimilarityCell)}
 
 
 def _without_state(predictor: Any) -> Any:
@@ -327,7 +327,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         return super().call(x, [h, carry], training=training)
 
 
-class SimilarityRecurrent(rewiring.KeepsFrozen, keras.layers.RNN):
+class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
     """Private: Keras's recurrent layer around one of the cells above."""
 
     cell_type: type[SimilarityCell]
@@ -357,7 +357,7 @@ class SimilarityRecurrent(rewiring.KeepsFrozen, keras.layers.RNN):
         cell = self.cell.fold()
         config = {**cell.get_config(), **super().get_config()}
         del config["cell"]
-        plain = rewiring.remade(self, self.plain, config)
+        plain = configs.remade(self, self.plain, config)
         plain.build_from_config(self.get_build_config())
         plain.set_weights(cell.get_weights())
         return plain
@@ -455,4 +455,4 @@ def cells_of(layer: keras.layers.Layer) -> list[SimilarityCell]:
     """Returns the cells with a similarity in `keras.layers.RNN` or `Bidirectional`."""
     if type(layer) not in (keras.layers.RNN, keras.layers.Bidirectional):
         return []
-    return [each for each in rewiring.sublayers(layer) if isinstance(each, SimilarityCell)]
+    return [each for each in nesting.sublayers(layer) if isinstance(each, SimilarityCell)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
 
@@ -118,7 +118,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
             )
             self._shared = padding, context.geometry["kernel_size"]
             self.shared_network = self.predictor.network(adapted)
-            rewiring.pass_on_frozen(self)
+            nesting.pass_on_frozen(self)
         if (padding, context.geometry["kernel_size"]) != self._shared:
             raise ValueError(
                 "A shared `predictor` must be given to layers with the same kernel size, "
@@ -154,5 +154,5 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         """Returns `None`: the first layer that uses the predictor makes the network."""
 
     def get_config(self) -> dict[str, Any]:
-        own = rewiring.arguments_of(self, SharedSimilarityPredictor)
+        own = configs.arguments_of(self, SharedSimilarityPredictor)
         return {**super().get_config(), **own}

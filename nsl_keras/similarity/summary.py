@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from nsl_keras import rewiring
+from nsl_keras import nesting, rewiring
 from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.folding import is_foldable
 from nsl_keras.similarity.neural_similarity import similarities_of
@@ -177,7 +177,7 @@ def _row(whole: Any, layers: Sequence[Any], count: np.ndarray) -> dict[str, Any]
 def _kernels(layer: Any) -> list[keras.Variable] | None:
     """Returns the kernels that act once at each position or step; `None` if unknown."""
     if isinstance(layer, _RECURRENT):
-        parts = rewiring.sublayers(layer)
+        parts = nesting.sublayers(layer)
         # Convolutional cells have no `units`.
         cells = [x for x in parts if hasattr(x, "recurrent_kernel") and hasattr(x, "units")]
         found = [kernel for x in cells for kernel in (x.kernel, x.recurrent_kernel)]

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from nsl_keras import rewiring
+from nsl_keras import configs, nesting
 from nsl_keras.backend import ReplicatedModel
 
 
@@ -70,14 +70,14 @@ FIT = inspect.signature(keras.Model.fit)
 _EVALUATE = inspect.signature(keras.Model.evaluate)
 
 
-class CheckedModel(rewiring.KeepsFrozen, ReplicatedModel):
+class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
     """Base of the models that check their data in `fit` and `evaluate`."""
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         """Raises for bad arrays; ignores data sets and generators."""
         raise NotImplementedError
 
-    from_config = classmethod(rewiring.from_arguments)
+    from_config = classmethod(configs.from_arguments)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         # Keras requires this of models that override `compile`.

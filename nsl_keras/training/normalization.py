@@ -15,7 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import configs, rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32, replicas_in_sync, wide_dtype
 
 #: Minimum averaging window, in examples.
@@ -214,7 +214,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         """
         validation.built(self, "fold")
         kind = keras.layers.BatchNormalization
-        plain = rewiring.remade(self, kind, super().get_config())
+        plain = configs.remade(self, kind, super().get_config())
         plain.build(self.get_build_config()["input_shape"])
         # Copies: on JAX the two would share buffers, which a training step donates.
         plain.set_weights(self.get_weights()[: len(plain.weights)])
@@ -228,7 +228,7 @@ def from_keras(layer: keras.layers.Layer) -> BatchNormalization | None:
     """
     if type(layer) is not keras.layers.BatchNormalization:
         return None
-    config = rewiring.with_functions(layer, layer.get_config())
+    config = configs.with_functions(layer, layer.get_config())
     # Not `from_config`, whose own error would hide that of an argument.
     return BatchNormalization(**config, momentum_warmup=False)
 

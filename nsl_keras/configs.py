@@ -1,0 +1,91 @@
+"""Configs: arguments that are attributes, objects by name, and functions as they are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import keras
+
+from nsl_keras.nesting import sublayers
+
+Layer: TypeAlias = keras.layers.Layer
+
+
+def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a layer's config without serializing functions, registered or not.
+
+    Objects that hold functions, such as a similarity's initializer, are not serialized.
+    """
+    own = {name: getattr(layer, name, None) for name in config}
+    given = {name: each for name, each in own.items() if any(_functions(each))}
+    return config | given
+
+
+def remade(layer: Any, kind: Any = None, config: Any = None, **changes: Any) -> Any:
+    """Returns an object made from a layer's config, with its functions as they are.
+
+    `kind` is its class, if another one. Those in sublayers, whose configs the layer's
+    config holds, are found by name: two of one name must be registered.
+    """
+    parts = [value for part in sublayers(layer) for value in vars(part).values()]
+    found = {id(each): each for value in parts for each in _functions(value)}
+    names = [each.__name__ for each in found.values()]
+    known = {f.__name__: f for f in found.values() if names.count(f.__name__) == 1}
+    config = with_functions(layer, layer.get_config() if config is None else config)
+    with keras.saving.custom_object_scope(known):
+        return (kind or type(layer)).from_config(config | changes)
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    own = {} if isinstance(value, keras.layers.Layer) else getattr(value, "__dict__", {})
+    return filter(inspect.isfunction, (value, *own.values()))
+
+
+def arguments_of(
+    layer: Any, kind: type[Any], serialized: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns a class's own arguments, which are attributes of a layer, for its config.
+
+    Arguments that are `serialized` already are left out.
+    """
+    left_out = {"self", "args", "kwargs", *serialized}
+    serialize = keras.saving.serialize_keras_object
+    names = inspect.signature(kind.__init__).parameters
+    return {name: serialize(getattr(layer, name)) for name in names if name not in left_out}
+
+
+def arguments_of_classes(layer: Layer, serialized: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns `arguments_of` a class of this package, also for your subclasses of it."""
+    found: dict[str, Any] = {}
+    for kind in type(layer).__mro__:
+        found |= arguments_of(layer, kind, [*serialized, *found])
+        if kind.__module__.startswith("nsl_keras."):
+            break
+    return found
+
+
+def named(
+    identifier: Any, argument: str, kinds: dict[str, Any], allowed: Any, others: str
+) -> Any:
+    """Returns an object by its name, from its serialized form, or unchanged."""
+    found = identifier
+    if isinstance(identifier, str) and identifier in kinds:
+        found = kinds[identifier]()
+    elif isinstance(identifier, dict):
+        found = keras.saving.deserialize_keras_object(identifier)
+    if not isinstance(found, allowed):
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(map(repr, kinds))}, or {others}. "
+            f"Received: {argument}={identifier!r}"
+        )
+    return found
+
+
+def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    """Makes an object from its config, whose arguments may be serialized objects."""
+    deserialize = keras.saving.deserialize_keras_object
+    return kind(
+        **{name: deserialize(each, custom_objects) for name, each in config.items()}
+    )
