@@ -146,6 +146,16 @@ class EpisodicLearner(Adapting, CheckedModel):
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
+def one_hot(labels: Tensor, ways: int, dtype: str | None = None) -> Tensor:
+    """Returns one-hot labels, and NaN for labels outside the classes.
+
+    Without NaN a support example of such a label would be left out in silence.
+    """
+    labels = ops.cast(labels, "int32")
+    found = ops.one_hot(labels, ways, dtype=dtype)
+    return found / ops.sum(found, axis=-1, keepdims=True)
+
+
 def shapes_of(inputs: Any) -> Any:
     """Returns the shape of an array, or those of a tuple of arrays."""
     if isinstance(inputs, (tuple, list)):

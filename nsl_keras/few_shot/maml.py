@@ -18,7 +18,7 @@ from nsl_keras import configs, rewiring, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_model import adapted_copy
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
 from nsl_keras.neighborhoods.inner_loop import InnerLearningRate
 
@@ -189,7 +189,7 @@ class MAML(EpisodicLearner):
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         support, targets, queries = inputs
         if self.classifies:
-            targets = ops.one_hot(ops.cast(targets, "int32"), self.ways)
+            targets = one_hot(targets, self.ways)
 
         def one_episode(episode: list[Tensor]) -> list[Tensor]:
             support, targets, queries = episode

@@ -13,7 +13,7 @@ from keras import ops
 from nsl_keras import configs, rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_model import adapted_copy
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
     effective_policy,
@@ -69,8 +69,7 @@ class MetricLearner(EpisodicLearner):
             ops.reshape(each, (*ops.shape(each)[:2], math.prod(each.shape[2:])))
             for each in map(at_least_float32, sets)
         )
-        labels = ops.cast(labels, "int32")
-        membership = ops.one_hot(labels, self.ways, dtype=support.dtype)
+        membership = one_hot(labels, self.ways, support.dtype)
         return self.compare(support, membership, queries, bool(training))
 
     def compare(

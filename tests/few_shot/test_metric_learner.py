@@ -154,6 +154,17 @@ def test_query_labels_that_are_no_classes_and_class_weights():
         model.fit(inputs, labels, 1, 1, 0, None, 0.0, None, True, {0: 2.0, 1: 1.0})
 
 
+def test_support_labels_outside_the_classes_in_a_later_batch():
+    layers = [keras.Input((2,)), keras.layers.Dense(data.WAYS)]
+    inputs, labels = data.episodes()
+    support, given, queries = inputs
+    wrong = (support, given + 1, queries)
+    for model in (proto(), few_shot.MAML(keras.Sequential(layers))):
+        model.compile("sgd", LOSS)
+        with pytest.raises(nsl_keras.NonFiniteLossError, match="outside the classes"):
+            model.fit(iterated((inputs, labels), (wrong, labels)), shuffle=False, verbose=0)
+
+
 def test_shapes_that_do_not_fit():
     s, y, q = data.episodes()[0]
     for wrong in (
