@@ -155,14 +155,15 @@ def test_query_labels_that_are_no_classes_and_class_weights():
 
 
 def test_support_labels_outside_the_classes_in_a_later_batch():
-    layers = [keras.Input((2,)), keras.layers.Dense(data.WAYS)]
+    network = keras.Sequential([keras.Input((6,)), keras.layers.Dense(data.WAYS)])
     inputs, labels = data.episodes()
     support, given, queries = inputs
     wrong = (support, given + 1, queries)
-    for model in (proto(), few_shot.MAML(keras.Sequential(layers))):
+    for model in (few_shot.ProtoNet(network, data.WAYS), few_shot.MAML(network)):
         model.compile("sgd", LOSS)
         with pytest.raises(nsl_keras.NonFiniteLossError, match="outside the classes"):
-            model.fit(iterated((inputs, labels), (wrong, labels)), shuffle=False, verbose=0)
+            batches = iterated((inputs, labels), (wrong, labels), (wrong, labels))
+            model.fit(batches, steps_per_epoch=2, shuffle=False, verbose=0)
 
 
 def test_shapes_that_do_not_fit():
