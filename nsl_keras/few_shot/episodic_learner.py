@@ -147,13 +147,14 @@ class EpisodicLearner(Adapting, CheckedModel):
 
 
 def one_hot(labels: Tensor, ways: int, dtype: str | None = None) -> Tensor:
-    """Returns one-hot labels, and NaN for labels outside the classes.
+    """Returns one-hot labels, and `-inf` for labels outside the classes.
 
-    Without NaN a support example of such a label would be left out in silence.
+    Otherwise a support example of such a label would be left out in silence.
     """
     labels = ops.cast(labels, "int32")
     found = ops.one_hot(labels, ways, dtype=dtype)
-    return found / ops.sum(found, axis=-1, keepdims=True)
+    known = ops.logical_and(labels >= 0, labels < ways)
+    return found + ops.log(ops.cast(known, found.dtype))[..., None]
 
 
 def shapes_of(inputs: Any) -> Any:
