@@ -14,7 +14,7 @@ GradientTape = tf.GradientTape
 
 #: In a chunk of `map_chunks` on a CPU: elements of the largest tensors, which the caches
 #: should hold, and entries.
-ELEMENTS = 300_000
+ELEMENTS = 600_000
 LARGEST_CHUNK = 16
 
 
