@@ -41,9 +41,16 @@ def learner_of(name, kind):
     return few_shot.Finetuner(network, WAYS, "all", steps=20)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["proto", "maml", "finetuner"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("proto", "float32"),
+        ("proto", "mixed_bfloat16"),
+        ("maml", "mixed_bfloat16"),
+        ("finetuner", "float32"),
+    ],
+)
 def test_examples_of_any_shape(name, kind, policy):
     keras.config.set_dtype_policy(policy)
     examples = KINDS[kind][0]
