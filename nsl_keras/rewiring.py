@@ -6,13 +6,12 @@ trainable flags.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import keras
@@ -89,16 +88,11 @@ def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
     )
 
 
-@contextlib.contextmanager
-def naming_shapes(model: Any, inputs: Any) -> Iterator[None]:
-    """Adds the shapes that a graph takes to an error from a call on others."""
-    try:
-        yield
-    except ValueError as error:
-        expected = [each.shape for each in getattr(model, "inputs", None) or ()]
-        received = [tuple(getattr(each, "shape", ())) for each in tree.flatten(inputs)]
-        if all(map(fits, expected, received)):
-            raise
+def name_shapes(model: Any, inputs: Any, error: ValueError) -> None:
+    """Raises with the shapes that a graph takes, after an error from a call on others."""
+    expected = [each.shape for each in getattr(model, "inputs", None) or ()]
+    received = [tuple(getattr(each, "shape", ())) for each in tree.flatten(inputs)]
+    if not all(map(fits, expected, received)):
         raise ValueError(
             f"Inputs of {model.name!r} must have shapes {expected}, with a batch axis in "
             f"front. Received: shapes {received}"

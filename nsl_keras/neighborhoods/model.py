@@ -230,16 +230,19 @@ class MetaNeighborhoodModel(CheckedModel):
         """Returns the features `z` of a batch, of shape `(batch, features)`."""
         if self.backbone is None:
             return ops.convert_to_tensor(inputs, sparse=False)
-        with rewiring.naming_shapes(self.backbone, inputs):
+        try:
             features = self.backbone(inputs, training=training)
             if self.built:
-                width = self.dictionary.keys.shape[-1]
+                width = self.neighborhood.dictionary.keys.shape[-1]
                 if features.shape[-1] not in (None, width):
                     raise ValueError(
                         f"`backbone` must return {width} features. "
                         f"Received: features of shape {tuple(features.shape)}"
                     )
-            return features
+        except ValueError as error:
+            rewiring.name_shapes(self.backbone, inputs, error)
+            raise
+        return features
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.
