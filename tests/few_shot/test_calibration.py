@@ -6,7 +6,7 @@ import pytest
 from helpers import as_numpy
 
 from nsl_keras import few_shot
-from nsl_keras.few_shot.calibration import fitted_temperature, held_out_parts
+from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 
 
 @pytest.mark.parametrize("right", [6, 8, 10])
@@ -66,6 +66,16 @@ def test_probabilities_are_about_as_large_as_the_accuracy(kind):
             found.append(probabilities.max(axis=1).mean())
     gap = abs(np.mean(certainties) - np.mean(hits))
     assert gap < 0.06 and gap < abs(np.mean(before) - np.mean(hits))
+
+
+def test_labels_without_a_rule_give_less_certainty_than_the_support_set_alone():
+    inputs = keras.Input((8,))
+    backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
+    support = np.random.default_rng(0).normal(size=(15, 8)).astype("float32")
+    labels = np.arange(15) % 3
+    model = few_shot.NearestCentroid(backbone).adapt(support, labels)
+    seen = model.temperature * model.predict(support, verbose=0)
+    assert model.temperature > 1.2 * fitted_temperature(seen, labels, SEEN)
 
 
 def test_one_example_per_class():

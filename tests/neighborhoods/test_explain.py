@@ -129,5 +129,15 @@ def test_rankings(kinds):
     effects = np.abs(changes_of(layer)).sum(axis=2)
     np.testing.assert_array_equal(neighbors_of(layer).indices, np.argsort(-effects))
     attention = as_numpy(layer.dictionary.attention(heads.features()))
-    found = as_numpy(layer.neighbors(heads.features(), 3, by="attention").indices)
+    found = as_numpy(layer.neighbors(heads.features(), 3).indices)
     np.testing.assert_array_equal(found, np.argsort(-attention)[:, :3])
+
+
+def test_a_model_ranks_by_attention():
+    model = nsl_keras.MetaNeighborhoodModel(None, nsl_keras.layers.CosineDense(3), 12)
+    x = normal(16, 8)
+    model.build(x.shape)
+    attention = as_numpy(model.dictionary.attention(x))
+    assert np.any(model.neighbors(x, by="effect").indices != model.neighbors(x).indices)
+    expected = np.argsort(-attention)[:, :5]
+    np.testing.assert_array_equal(model.neighbors(x).indices, expected)
