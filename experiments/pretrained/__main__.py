@@ -238,8 +238,9 @@ def adapted(
             source = convert.add_similarity(source, similarity)
         model = with_batch_norms(source, FixedStatistics)
         for layer in model.layers:
-            if not hasattr(layer, "bilinear_form"):
-                layer.trainable = isinstance(layer, kinds) or layer.name == "classifier"
+            if hasattr(layer, "bilinear_form"):
+                continue
+            layer.trainable = isinstance(layer, kinds) or layer.name == "classifier"
             if isinstance(layer, kinds):
                 change(layer)
         record = fit(model, few.images, few.labels, rate, EPOCHS)
@@ -276,9 +277,11 @@ def _beta_alone(layer: keras.layers.Layer) -> None:
     layer.gamma.trainable = False
 
 
-def lora(rank: int) -> Run:
-    """Keras's own, in every convolution that is not depthwise."""
-    return adapted(None, keras.layers.Conv2D, change=lambda layer: layer.enable_lora(rank))
+def lora(rank: int, similarity: str | None = None) -> Run:
+    """Keras's own, in every convolution that is not depthwise and has no similarity."""
+    return adapted(
+        similarity, keras.layers.Conv2D, change=lambda layer: layer.enable_lora(rank)
+    )
 
 
 _NORM, _ANY = keras.layers.BatchNormalization, keras.layers.Layer
@@ -301,6 +304,7 @@ METHODS: dict[str, Run] = {
     "everything": adapted(None, _ANY),
     "LoRA of rank 1 + head": lora(1),
     "LoRA of rank 4 + head": lora(4),
+    "M unconstrained, LoRA of rank 1 + head": lora(1, "unconstrained"),
     "biases + head": adapted(None, _NORM, change=_beta_alone),
     "statistics of batch norms": without_training(with_new_statistics),
 }
