@@ -28,6 +28,7 @@ from experiments.few_shot.training import Setting, Training, run_methods
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("dataset", "cifar_fs", "omniglot, or a name for your own images.")
+flags.DEFINE_integer("image_size", None, "Resize the images to so many pixels.", 8)
 flags.DEFINE_enum("backbone", "cnn4", ["cnn4", "cnn9"], "The network.")
 flags.DEFINE_multi_enum("method", [], list(methods.METHODS), "Rows; all by default.")
 flags.DEFINE_integer("ways", 5, "Classes of an episode.", lower_bound=2)
@@ -53,6 +54,8 @@ flags.DEFINE_bool(
 
 def main(_arguments: list[str]) -> None:
     images = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file)
+    if FLAGS.image_size:
+        images = images.changed(lambda s: data.resized(s, FLAGS.image_size))
     if FLAGS.write_data_file:
         save_file(images, FLAGS.write_data_file)
         print(f"Wrote {FLAGS.write_data_file}")

@@ -77,6 +77,11 @@ def _from_folder(folder: pathlib.Path) -> FewShotData:
     return FewShotData(*parts)
 
 
+def resized(split: Split, size: int) -> Split:
+    images = common.resized_images(split.images, size)
+    return Split(np.clip(np.round(images), 0, 255).astype("uint8"), split.labels)
+
+
 def rotated_classes(
     images: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -101,9 +106,8 @@ def _omniglot(data_dir: str | None) -> FewShotData:
     def read(split: str) -> Split:
         found = common.read_prepared(builder, split, channels=1)
         order = np.argsort(found.labels, kind="stable")
-        strokes = common.resized_images(255 - found.images[order], OMNIGLOT_SIZE)
-        strokes = np.clip(np.round(strokes), 0, 255).astype("uint8")
-        return Split(strokes, found.labels[order])
+        strokes = Split(255 - found.images[order], found.labels[order])
+        return resized(strokes, OMNIGLOT_SIZE)
 
     train, test = read("train"), read("test")
     kept = np.unique(train.labels)
