@@ -26,8 +26,9 @@ from absl import flags
 import nsl_keras
 from experiments.common import command, image_training, options, runs
 from experiments.common.data import ImageData, Split
+from experiments.common.pictures import SHOWN
 from experiments.common.recipe import Recipe
-from experiments.image_classification import curves, methods, pictures, table
+from experiments.image_classification import curves, features, methods, pictures, table
 from experiments.image_classification.subcategories import induction_accuracy
 from nsl_keras.training import files
 
@@ -139,6 +140,8 @@ def main(_arguments: list[str]) -> None:
         if isinstance(model, nsl_keras.MetaNeighborhoodModel):
             rates = [keras.ops.ravel(rate) for rate in model.inner_rates]
             record["inner_rate"] = float(keras.ops.mean(keras.ops.concatenate(rates)))
+            shown = found.test.take(SHOWN)
+            record["rising_cosines"] = features.rising_share(model, shown)
         if experiment.coarse:
             for key, classes in (("induction", fine), ("coarse_induction", found)):
                 record[f"{key}_accuracy"] = induction_accuracy(model, classes)

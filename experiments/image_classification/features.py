@@ -79,13 +79,10 @@ def plot_feature_map(
     return figure
 
 
-def plot_prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> figures.Figure:
-    """Figure 4: the cosine between features and their true prototype, before and after.
+def prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> np.ndarray:
+    """The cosine between features and their true prototype, before and after, `(2, n)`.
 
     A prototype is a class's column of the head's kernel, `phi[y]`; the head is one layer.
-    Each example is a point: horizontally the cosine of `z` and `phi[y]`, vertically that of
-    `z` and finetuned `phi_z[y]`. Above the diagonal, finetuning has turned the prototype
-    towards the example.
     """
 
     def unit(vectors: Any, axis: int) -> Any:
@@ -99,8 +96,23 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> fig
         return ops.stack([ops.sum(directions * each, axis=1) for each in columns], axis=-1)
 
     found = data.predict(cosines, model, examples.images)
-    found = found[np.arange(len(found)), examples.labels]
-    before, after = found.T
+    return found[np.arange(len(found)), examples.labels].T
+
+
+def rising_share(model: MetaNeighborhoodModel, examples: Split) -> float:
+    """The share of these cosines that finetuning increases."""
+    before, after = prototype_cosines(model, examples)
+    return float(np.mean(after - before > _LEAST_TURN))
+
+
+def plot_prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> figures.Figure:
+    """Figure 4: the cosine between features and their true prototype, before and after.
+
+    Each example is a point: horizontally the cosine of `z` and `phi[y]`, vertically that of
+    `z` and finetuned `phi_z[y]`. Above the diagonal, finetuning has turned the prototype
+    towards the example.
+    """
+    before, after = found = prototype_cosines(model, examples)
     rise = after - before
 
     figure = figures.new_figure(5.2, 5.2)
@@ -115,7 +127,7 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> fig
         label = f"{what}: {100 * chosen.mean():.1f} %"
         options = {"s": 12, "alpha": 0.55, "lw": 0, "label": label}
         axis.scatter(before[chosen], after[chosen], c=color, marker=marker, **options)
-    axis.set_title(f"Finetuning turns the prototypes of {len(found)} examples")
+    axis.set_title(f"Finetuning turns the prototypes of {len(rise)} examples")
     axis.set_xlabel("cosine to the true prototype, before")
     axis.set_ylabel("cosine to the true prototype, after")
     axis.set(xlim=limits, ylim=limits, aspect="equal")

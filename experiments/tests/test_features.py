@@ -15,6 +15,7 @@ from experiments.common.pictures import of_adaptation
 from experiments.image_classification.features import (
     plot_feature_map,
     plot_prototype_cosines,
+    rising_share,
 )
 from experiments.image_classification.subcategories import plot_subcategories
 from nsl_keras.visualize.figures import BLUE, ORANGE
@@ -88,6 +89,7 @@ def test_prototype_cosines(make_head, tmp_path):
     )
     above = expected[:, 1] > expected[:, 0]
     assert 0 < above.sum() < len(Y)
+    assert rising_share(model, Split(X, Y)) == above.mean()
     rising, falling, unchanged = figure.axes[0].collections
     np.testing.assert_allclose(offsets(rising), expected[above], atol=1e-5)
     np.testing.assert_allclose(offsets(falling), expected[~above], atol=1e-5)
