@@ -30,6 +30,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("dataset", "cifar_fs", "omniglot, or a name for your own images.")
 flags.DEFINE_integer("image_size", None, "Resize the images to so many pixels.", 8)
 flags.DEFINE_enum("backbone", "cnn4", ["cnn4", "cnn9"], "The network.")
+flags.DEFINE_enum("variant", None, ["paper"], "CNN-9 with the 256 units of Table 7.")
 flags.DEFINE_multi_enum("method", [], list(methods.METHODS), "Rows; all by default.")
 flags.DEFINE_integer("ways", 5, "Classes of an episode.", lower_bound=2)
 flags.DEFINE_integer("shots", 5, "Support images of a class.", lower_bound=1)

@@ -17,10 +17,15 @@ from experiments.few_shot.closer_look import BatchFinetuner
 from experiments.few_shot.matching import MatchingNet
 from experiments.few_shot.nearest_neighbor import NearestNeighbor
 from experiments.few_shot.relation import RelationLoss, RelationNet
+from experiments.networks.cnn import cnn9
 from nsl_keras import few_shot
 from nsl_keras.few_shot.functional import select_variables
 
-_BACKBONES = {"cnn4": nsl_keras.backbones.cnn4, "cnn9": nsl_keras.backbones.cnn9}
+_BACKBONES = {
+    "cnn4": nsl_keras.backbones.cnn4,
+    "cnn9": nsl_keras.backbones.cnn9,
+    "cnn9_paper": functools.partial(cnn9, variant="paper"),
+}
 #: Moving statistics that have settled after some hundred steps.
 _MOMENTUM = 0.9
 
@@ -52,7 +57,7 @@ def features(
     )
     filters: dict[str, Any] = {}
     if width is not None:  # The stages of CNN-9 widen.
-        widths = (width, 2 * width, 4 * width) if backbone == "cnn9" else width
+        widths = (width, 2 * width, 4 * width) if backbone != "cnn4" else width
         filters = {"filters": widths}
     model = _BACKBONES[backbone](
         shape,
@@ -195,10 +200,11 @@ def relation_net(network: keras.Model, task: Task) -> keras.Model:
     """On the convolutions of CNN-4 with the first two poolings alone, as its authors'."""
     layers = keras.layers
     pools = [each for each in network.layers if isinstance(each, layers.MaxPooling2D)]
-    flat = [each for each in network.layers if isinstance(each, layers.Flatten)]
     outputs = network.input
     for layer in network.layers[1:]:
-        if layer not in [*pools[2:], *flat]:
+        if isinstance(layer, layers.Flatten):
+            break
+        if layer not in pools[2:]:
             outputs = layer(outputs)
     maps = keras.Model(network.input, outputs, name=f"{network.name}_maps")
     return RelationNet(maps, task.ways, **task.options)
@@ -352,7 +358,7 @@ for _name, _figures in _REBUTTAL.items():
             title=f"{METHODS[_name].title}, {_kind} network",
             network=_kind,
             paper={},
-            rebuttal=dict(zip(_BACKBONES, _pair, strict=True)),
+            rebuttal=dict(zip(("cnn4", "cnn9"), _pair, strict=True)),
         )
 #: The row that differences are taken to.
 BASELINE = "finetuning"

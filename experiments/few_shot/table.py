@@ -38,6 +38,7 @@ def section(
     title = (
         f"### {setting['ways']}-way {setting['shots']}-shot {setting['dataset']}, "
         f"{setting['backbone'].upper().replace('CNN', 'CNN-')}"
+        f"{' of Table 7' if setting.get('variant') else ''}"
         f"{', the rate chosen on validation classes' if tuned else ''}"
     )
     rates = ", ".join(f"{rate:g}" for rate in setting["rates"])

@@ -43,11 +43,18 @@ class Setting:
     augmentation: bool = False
     #: Records from before there was the flag have none.
     published: bool | None = None
+    #: `"paper"` for the CNN-9 of the paper's Table 7; `None` for the authors' code's.
+    variant: str | None = None
 
     def __post_init__(self) -> None:
         # They identify the trials.
         if len(set(self.rates)) < len(self.rates):
             raise ValueError(f"`rates` must be different. Received: rates={self.rates}")
+        if self.variant and self.backbone != "cnn9":
+            raise ValueError(
+                "`variant` must be left out for backbones other than 'cnn9'. Received: "
+                f"variant={self.variant!r}, backbone={self.backbone!r}"
+            )
         if self.published and len(self.rates) > 1:
             raise ValueError(
                 "`rates` must be one with --published, which leaves no classes to choose "
@@ -55,8 +62,12 @@ class Setting:
             )
 
     @property
+    def network(self) -> str:
+        return f"{self.backbone}_{self.variant}" if self.variant else self.backbone
+
+    @property
     def name(self) -> str:
-        name = f"{self.dataset}_{self.backbone}_{self.ways}way_{self.shots}shot"
+        name = f"{self.dataset}_{self.network}_{self.ways}way_{self.shots}shot"
         if self.augmentation:
             name += "_augmented"
         if self.published:
@@ -128,7 +139,7 @@ class Training:
 
     def _features(self, kind: str) -> keras.Model:
         shape, published = self.data.image_shape, bool(self.setting.published)
-        return methods.features(self.setting.backbone, kind, shape, published=published)
+        return methods.features(self.setting.network, kind, shape, published=published)
 
     def _recipe(
         self, images: int, images_per_step: int, rate: float, augmentation: bool = False

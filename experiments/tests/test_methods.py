@@ -162,6 +162,20 @@ def test_rows_of_few_shot_learning(name):
     assert row.learner(network, task).batch_normalization == row.batch_normalization
 
 
+def test_cnn9_of_table_7_ends_in_256_features():
+    shape, found = (16, 16, 3), {}
+    for name in ("cnn9", "cnn9_paper"):
+        network = few_shot_methods.features(name, "dynamic", shape)
+        kinds = nsl_keras.layers.NeuralSimilarityConv2D, keras.layers.Conv2D
+        counts = [sum(type(each) is k for each in network.layers) for k in kinds]
+        found[name] = (network.output_shape[-1], *counts)
+    # A 2x2 map of 128 filters, after a plain root; no root, and the layer of 256 units.
+    assert found == {"cnn9": (512, 9, 1), "cnn9_paper": (256, 9, 0)}
+    task = few_shot_methods.Task("tiny", 2, np.zeros(1), {"batch_normalization": "support"})
+    maps = few_shot_methods.relation_net(network, task).backbone
+    assert maps.output_shape == (None, 4, 4, 128)
+
+
 # Choices of few-shot learning.
 
 SETTING = few_shot_training.Setting(
