@@ -84,16 +84,17 @@ def main(_arguments: list[str]) -> None:
     given = {"variant": variant, "filters": setting["filters"]}
 
     def make(name: str, _seed: int, trained: recipe.Recipe) -> keras.Model:
+        own = chosen.methods[name]
         backbone = methods.build(
             chosen.network,
-            chosen.methods[name],
+            own,
             found.image_shape,
             len(found.class_names),
             momentum,
             chosen.predictors == "published",
             **{key: value for key, value in given.items() if value is not None},
         )
-        return methods.trainable(backbone, trained, options.jit_compile())
+        return methods.trainable(backbone, trained, options.jit_compile(), own)
 
     def served_size(model: keras.Model) -> dict[str, int]:
         return size_of(methods.served(model.layers[-1]))
@@ -105,7 +106,7 @@ def main(_arguments: list[str]) -> None:
         "neural_similarity",
         {name: chosen.methods[name].title for name in names},
         chosen.baseline,
-        lambda name: trained,
+        lambda name: dataclasses.replace(trained, **chosen.methods[name].recipe),
         make,
         finish,
         lambda model: served_size(model)["multiply_adds"],

@@ -21,8 +21,18 @@ from experiments.common.recipe import Recipe, compile_classifier
 from experiments.networks import cnn, resnet
 from experiments.networks.spherenet import self_attention_spherenet
 from experiments.neural_similarity.shifts import with_shifts
+from nsl_keras.few_shot.functional import select_variables
 
 MakeLayer = Callable[..., keras.layers.Layer]
+
+
+@keras.saving.register_keras_serializable("experiments")
+def tenth(
+    recipe: nsl_keras.predictors.SimilarityPredictor, context: Any
+) -> list[keras.layers.Layer]:
+    """The layers of a `"sphere"` predictor that adds a tenth as much: a `kind`."""
+    hidden, output = recipe.hidden(context, "input"), recipe.output(context)
+    return [*hidden, keras.layers.ReLU(), *output, keras.layers.Rescaling(0.1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +47,11 @@ class Method:
     #: For a plain network that is as large as another: that row, and what is alike,
     #: `"parameters"` or `"multiply_adds"`.
     alike: tuple[str, str] | None = None
+    #: Predictors' share of the learning rate, and whether their kernels are penalized.
+    predictor_rate: float = 1.0
+    predictor_penalty: bool = True
+    #: What the row changes in the recipe.
+    recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def _of(title: str, layer: type[keras.layers.Layer], **options: Any) -> Method:
@@ -78,11 +93,35 @@ _LEARNED_SHAPE: dict[str, Any] = {
 #: Of a `"full_sphere"` predictor whose cosines nothing rescales, from the identity nearly.
 BOUNDED: dict[str, Any] = {"batch_normalization": False, "start": "published"}
 
+#: Of a `"full_sphere"` predictor whose cosines nothing rescales, from the identity nearly.
+BOUNDED: dict[str, Any] = {"batch_normalization": False, "start": "published"}
+
+
+def _uns(what: str, kind: Any = "sphere", own: Any = (), **changes: Any) -> Method:
+    made = _nsn("UNS", kind, what, **{"downsampling": 2, **dict(own)})
+    return dataclasses.replace(made, **changes)
+
+
+#: What could make an unconstrained dynamic similarity underfit: one change in each row.
+UNS_METHODS = {
+    "static_uns": _nsn("UNS"),
+    "dynamic_uns_blocks": _uns("in blocks of 2x2 (the default)"),
+    "dynamic_uns_slow": _uns("a tenth of the rate in predictors", predictor_rate=0.1),
+    "dynamic_uns_free": _uns("no weight decay of predictors", predictor_penalty=False),
+    "dynamic_uns_warmup": _uns("warm-up of 100 steps", recipe={"warmup_steps": 100}),
+    "dynamic_uns_tenth": _uns("a tenth of what predictors return", tenth),
+    "dynamic_uns_norm": _uns(
+        "batch norms in predictors", own={"batch_normalization": True}
+    ),
+    "dynamic_uns_bounded": _uns("bounded predictors", "full_sphere", BOUNDED),
+    "dynamic_uns_blocks_alone": _uns("no identity added", own={"residual": False}),
+}
+
 METHODS = {
+    **UNS_METHODS,
     "cnn": Method("CNN"),
     "cnn_plus": Method("CNN++", options={"plus": True}),
     "static_dns": _nsn("DNS"),
-    "static_uns": _nsn("UNS"),
     "dynamic_dns": _nsn("DNS", "sphere"),
     "dynamic_uns": _nsn("UNS", "sphere", downsampling=1),
     "dynamic_dns_cnn": _nsn("DNS", "cnn", "predictor of plain convolutions"),
@@ -99,9 +138,6 @@ METHODS = {
     "static_dns_joint": _nsn("DNS", **_LEARNED_SHAPE),
     "dynamic_dns_joint": _nsn("DNS", "sphere", **_LEARNED_SHAPE),
     "dynamic_dns_shared": _nsn("DNS", "shared", "one shared predictor"),
-    "dynamic_uns_blocks": _nsn(
-        "UNS", "sphere", "in blocks of 2x2 (the default)", downsampling=2
-    ),
     "cnn_parameters": Method(
         "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
     ),
@@ -248,6 +284,11 @@ TABLES = {
         network="mobile",
         predictors="default",
     ),
+    "uns": Table(
+        "Unconstrained dynamic similarities, taken apart; not in the paper",
+        {name: {} for name in ("cnn", *UNS_METHODS)},
+        predictors="default",
+    ),
     "cost": Table(
         "Plain networks with the parameters and the multiply-adds of a dynamic one, and "
         "what else people add to convolutions; not in the paper",
@@ -367,7 +408,10 @@ RECIPES = {
 
 
 def trainable(
-    backbone: keras.Model, recipe: Recipe, jit_compile: bool | str = "auto"
+    backbone: keras.Model,
+    recipe: Recipe,
+    jit_compile: bool | str = "auto",
+    method: Method = METHODS["cnn"],
 ) -> keras.Model:
     """A compiled model from images in [0, 1] to the backbone's logits, with penalties."""
     inputs = keras.Input(backbone.input_shape[1:])
@@ -376,7 +420,13 @@ def trainable(
     scaled = inputs * (white - black) + black
     # Kernels of predictors are among them.
     names = ("kernel", "gamma", "beta")
-    recipe.penalize(each for each in backbone.trainable_variables if each.name in names)
+    penalized = [each for each in backbone.trainable_variables if each.name in names]
+    own: list[Any] = []
+    if method.predictor_rate != 1 or not method.predictor_penalty:
+        own = select_variables(backbone, "predictor")
+    if not method.predictor_penalty:
+        penalized = [each for each in penalized if id(each) not in map(id, own)]
+    recipe.penalize(penalized)
     for layer in backbone.layers:
         if (
             isinstance(layer, nsl_keras.layers.NeuralSimilarityConv2D)
@@ -390,4 +440,18 @@ def trainable(
     # AdamW would decay static similarities to zero, away from the identity.
     spared = [each for each in model.trainable_variables if each.name == "similarity"]
     top_5 = backbone.output_shape[-1] > 5
-    return compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)
+    compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)
+    slow(model.optimizer, own, method.predictor_rate)
+    return model
+
+
+def slow(optimizer: Any, variables: Sequence[Any], share: float) -> None:
+    """Lets an optimizer, before its first step, move variables at a share of its rate."""
+    # TensorFlow's optimizers get the variables that Keras's wrap.
+    slowed = {id(each) for variable in variables for each in (variable, variable.value)}
+    step = optimizer.update_step
+
+    def update_step(gradient: Any, variable: Any, rate: Any) -> None:
+        step(gradient, variable, rate * share if id(variable) in slowed else rate)
+
+    optimizer.update_step = update_step

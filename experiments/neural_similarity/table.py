@@ -29,14 +29,22 @@ def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
 
 
 def tables_of(records: runs.RunRecords) -> list[str]:
-    """Numbers of the tables of which there are more runs than the baseline's."""
+    """Numbers of the tables of which there are more runs than the baseline's.
+
+    But of tables that are not the paper's, none whose runs another has too.
+    """
     ran = {run["method"] for run in records.runs}
-    return [
-        number
+    rows = {
+        number: ran & set(table.methods)
         for number, table in methods.TABLES.items()
         if table.network == records.setting["network"]
         and table.predictors == records.setting.get("predictors", "published")
         and ran & set(table.methods) - {table.baseline}
+    }
+    return [
+        number
+        for number, own in rows.items()
+        if number.isdigit() or not any(own < other for other in rows.values())
     ]
 
 

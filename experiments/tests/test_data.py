@@ -35,6 +35,15 @@ def test_turned_images_are_new_classes():
         np.testing.assert_array_equal(turned, images[:, row, column])
 
 
+def test_resized_images_keep_their_bytes():
+    images = np.zeros((2, 4, 4, 1), "uint8")
+    images[:, 2:] = 255
+    found = few_shot_data.resized(image_data.Split(images, np.arange(2)), 2)
+    assert found.images.dtype == np.uint8 and found.images.shape == (2, 2, 2, 1)
+    assert found.images[0, 0].max() < 60 < 195 < found.images[0, 1].min()
+    assert found.labels.tolist() == [0, 1]
+
+
 def make_data(count):
     rng = np.random.default_rng(0)
     splits = [

@@ -87,11 +87,34 @@ def test_rows_of_neural_similarity_differ(number):
         )
         assert model.output_shape == (None, 10)
         # Predictors of different kinds and blocks have the same parameters.
-        similarity = getattr(row.convolution, "keywords", {})
-        kind = [similarity.get(key) for key in ("predictor", "downsampling", "residual")]
-        found[name] = (parameters(model), *kind, row.options.get("sphere"))
+        changes = getattr(row.convolution, "keywords", {}), row.options, row.recipe
+        own = row.predictor_rate, row.predictor_penalty
+        found[name] = (parameters(model), *map(str, changes), *own)
     assert len(set(found.values())) == len(found), found
     assert table.baseline in table.methods
+
+
+@pytest.mark.parametrize("name", ["blocks", "slow", "free"])
+def test_predictors_have_a_rate_and_a_penalty_of_their_own(name):
+    row = similarity_methods.METHODS[f"dynamic_uns_{name}"]
+    shape, trained = (8, 8, 3), similarity_methods.RECIPES["attention"]
+    backbone = similarity_methods.build("cnn9", row, shape, 10, 0.9, filters=(2, 2, 2))
+    model = similarity_methods.trainable(backbone, trained, False, row)
+    layer = next(each for each in backbone.layers if hasattr(each, "predicted_matrices"))
+    kernels = layer.kernel, layer.bilinear_form.network.layers[-1].kernel
+    before = [keras.ops.convert_to_numpy(each) for each in kernels]
+    images = np.random.default_rng(0).random((4, *shape), "float32")
+    model.fit(images, np.arange(4), verbose=0)
+    plain, own = (
+        np.abs(keras.ops.convert_to_numpy(each) - old).max()
+        for each, old in zip(kernels, before, strict=True)
+    )
+    # Adam's first steps are as long as its rate.
+    np.testing.assert_allclose(plain, trained.learning_rate, rtol=0.1)
+    share = 0.1 if name == "slow" else 1
+    np.testing.assert_allclose(own, share * trained.learning_rate, rtol=0.1)
+    penalized = [each.regularizer is not None for each in kernels]
+    assert penalized == [True, name != "free"]
 
 
 @pytest.mark.parametrize("name", ["bounded", "full_sphere", "cnn"])
