@@ -110,10 +110,11 @@ def chosen_methods(known: Iterable[str], place: str) -> list[str]:
 
 
 def load_arrays(image_size: int | None = None) -> data.ImageData | None:
-    """The images that the flags name, of `image_size` pixels where it is given.
+    """The images that the flags name, of `image_size` pixels where it or its flag is given.
 
     `None` where the flags ask to write them to a file, which is done.
     """
+    image_size = FLAGS.image_size or image_size
     if FLAGS.mixed_precision:
         keras.config.set_dtype_policy("mixed_bfloat16")
     if FLAGS.data_file:

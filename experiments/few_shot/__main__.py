@@ -28,7 +28,6 @@ from experiments.few_shot.training import Setting, Training, run_methods
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("dataset", "cifar_fs", "omniglot, or a name for your own images.")
-flags.DEFINE_integer("image_size", None, "Resize the images to so many pixels.", 8)
 flags.DEFINE_enum("backbone", "cnn4", ["cnn4", "cnn9"], "The network.")
 flags.DEFINE_enum("variant", None, ["paper"], "CNN-9 with the 256 units of Table 7.")
 flags.DEFINE_multi_enum("method", [], list(methods.METHODS), "Rows; all by default.")
