@@ -123,7 +123,7 @@ def sum_over_chunks(
         keras.ops.reshape(each[rest:], (count - 1, even, *keras.ops.shape(each)[1:]))
         for each in entries
     ]
-    # Tensors: TensorFlow's loop would not differentiate by variables.
-    shared = [keras.ops.convert_to_tensor(each) for each in shared]
+    # Tensors, which `cast` returns: TensorFlow's loop would not differentiate by variables.
+    shared = [keras.ops.cast(each, each.dtype) for each in shared]
     start = of_chunk(*shared, *(each[:rest] for each in entries))
     return sum_in_loop(of_chunk, shared, start, chunks)

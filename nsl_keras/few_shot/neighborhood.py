@@ -115,7 +115,8 @@ class NeighborhoodLearner(MetricLearner):
 
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
-            stage = DenseStage(ops.transpose(prototypes), scale=self.learned_scale)
+            weights = [ops.transpose(prototypes), self.learned_scale]
+            stage = DenseStage(weights, is_cosine=True)
             # One chunk: support sets are small, and chunking would lose the static size on
             # TensorFlow.
             inner_loop = DualForm([stage], self.rate, self.inner_steps, chunk_size=None)

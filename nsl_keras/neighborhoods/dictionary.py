@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import configs, validation
-from nsl_keras.backend import Tensor, wide_dtype
+from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
 from nsl_keras.neighborhoods.key_metrics import KeyMetric
@@ -375,21 +375,17 @@ class NeighborDictionary(keras.layers.Layer):
             ValueError: If the dictionary is not built yet.
         """
         validation.built(self, "attention")
-        return self.look_up(queries, kept=kept)[1]
+        return self.look_up(at_least_float32(queries), kept=kept)[1]
 
     def look_up(
         self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
     ) -> tuple[Entries, Tensor]:
         """Returns `(entries, attention)`: the entries that take part, and their attention.
 
-        With `dropout_scope="batch"`, dropped entries are not returned. If `kept` is given,
-        no entries are drawn.
+        They have the dtype of the queries, float32 or wider. With `dropout_scope="batch"`,
+        dropped entries are not returned. If `kept` is given, no entries are drawn.
         """
-        queries = ops.convert_to_tensor(queries, sparse=False)
-        dtype = wide_dtype(queries.dtype)
-        queries, keys, values = (
-            ops.cast(each, dtype) for each in (queries, self.keys, self.values)
-        )
+        keys, values = (ops.cast(each, queries.dtype) for each in (self.keys, self.values))
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
                 size = (self.num_neighbors,)

@@ -40,19 +40,18 @@ CACHED_ENTRIES = 512
 class DenseStage:
     """One layer of a head: `activation(x W + b)`, or `activation(scale * cos(x, W))`.
 
-    The kernel `W` has shape `(inputs, outputs)`. Only a stage of cosines has a scale, which
-    is not finetuned; it has no bias.
+    The weights are the kernel `W`, of shape `(inputs, outputs)`, and then the bias, if
+    any, or the scale of the cosines, which is not finetuned.
     """
 
-    kernel: Any
-    bias: Any = None
+    weights: list[Any]
     activation: Callable[..., Tensor] = keras.activations.linear
-    scale: Any = None
+    is_cosine: bool = False
 
     @property
     def variables(self) -> list[Any]:
         """The finetuned variables: the kernel, and the bias if there is one."""
-        return [self.kernel] if self.bias is None else [self.kernel, self.bias]
+        return self.weights[:1] if self.is_cosine else self.weights
 
 
 class NoDualFormError(ValueError):
@@ -72,9 +71,11 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
     stages: list[DenseStage] = []
     for layer in head.layers if isinstance(head, keras.Sequential) else [head]:
         if type(layer) is CosineDense:
-            stages.append(DenseStage(layer.kernel, scale=layer.learned_scale))
+            weights = [layer.kernel, layer.learned_scale]
+            stages.append(DenseStage(weights, is_cosine=True))
         elif type(layer) is keras.layers.Dense:
-            stages.append(DenseStage(layer.kernel, layer.bias, _activation_of(layer)))
+            weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
+            stages.append(DenseStage(weights, _activation_of(layer)))
         elif stages and type(layer) in (keras.layers.Activation, *_ACTIVATION_LAYERS):
             stages[-1] = _followed_by(stages[-1], _activation_of(layer))
         else:
@@ -109,9 +110,7 @@ def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseS
     return dataclasses.replace(stage, activation=lambda outputs: activation(first(outputs)))
 
 
-#: A stage's weights in float32 or wider: its columns (the transposed kernel, of shape
-#: `(outputs, inputs)`), then the bias, if any, or the scale of the cosines. Once finetuned,
-#: columns and bias have a batch axis in front.
+#: The weights of a stage. Once finetuned, kernel and bias have a batch axis in front.
 _Weights = list[Tensor]
 
 
@@ -153,18 +152,16 @@ class DualForm(InnerLoop):
             for stage, weights in zip(self.stages, finetuned, strict=True):
                 outputs = stage.activation(_linear(stage, weights, outputs)[1])
             return outputs[:, 0]
-        outputs, start = queries, self._start(attention.dtype)
-        rates = iter(self.learning_rate.rates())
-        for stage, weights, trace in zip(
-            self.stages, start, self._traces(start, entries), strict=True
-        ):
-            if stage.scale is None:
+        outputs, rates = queries, iter(self.learning_rate.rates())
+        traces = self._traces([stage.weights for stage in self.stages], entries)
+        for stage, trace in zip(self.stages, traces, strict=True):
+            if not stage.is_cosine:
                 # The dual form of MN Eq. (3), one step.
                 scaled = ops.reshape(next(rates), (-1,)) * outputs
                 scores = ops.matmul(scaled, ops.transpose(trace.inputs))
-                if stage.bias is not None:
+                if len(stage.weights) > 1:
                     scores = scores + next(rates)
-                outputs = _linear(stage, weights, outputs)[1] - ops.matmul(
+                outputs = _linear(stage, stage.weights, outputs)[1] - ops.matmul(
                     attention * scores, trace.gradients
                 )
             else:
@@ -175,7 +172,7 @@ class DualForm(InnerLoop):
                     axes=(0, 0, 1),
                     chunk_size=self.chunk_size,
                 )
-                finetuned = _updated(stage, weights, sums, rates)
+                finetuned = _updated(stage, stage.weights, sums, rates)
                 outputs = _linear(stage, finetuned, outputs[:, None])[1][:, 0]
             outputs = stage.activation(outputs)
         return outputs
@@ -184,21 +181,20 @@ class DualForm(InnerLoop):
         finetuned = self._finetune(entries, attention)
         return [
             tensor
-            for stage, (columns, *rest) in zip(self.stages, finetuned, strict=True)
-            for tensor in (ops.swapaxes(columns, -1, -2), *rest)[: len(stage.variables)]
+            for stage, own in zip(self.stages, finetuned, strict=True)
+            for tensor in own[: len(stage.variables)]
         ]
 
     def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         stage, *others = self.stages
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
-        start = self._start(attention.dtype)
-        ((inputs, gradients),) = self._traces(start, entries)
+        ((inputs, gradients),) = self._traces([stage.weights], entries)
         sums = _weighted_sums(inputs, gradients, attention)
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:
             rates = iter(self.learning_rate.rates())
-            finetuned = _updated(stage, start[0], sums, rates)
+            finetuned = _updated(stage, stage.weights, sums, rates)
             return ops.sum(_linear(stage, finetuned, queries[:, None])[1]), None
 
         # An output depends on the sums of its own column alone, so that the derivatives of
@@ -210,19 +206,9 @@ class DualForm(InnerLoop):
         slopes = ops.matmul(columns, ops.transpose(inputs)) + biases[..., None]
         return attention[..., None] * gradients * ops.swapaxes(slopes, 1, 2)
 
-    def _start(self, dtype: str) -> list[_Weights]:
-        """Returns the shared weights before the first step."""
-        return [
-            [
-                ops.transpose(ops.cast(stage.kernel, dtype)),
-                *(ops.cast(v, dtype) for v in (stage.bias, stage.scale) if v is not None),
-            ]
-            for stage in self.stages
-        ]
-
     def _finetune(self, entries: Entries, attention: Tensor) -> list[_Weights]:
         """Returns the weights of each example after all steps."""
-        weights = self._start(attention.dtype)
+        weights: list[_Weights] = [stage.weights for stage in self.stages]
 
         def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
             keys, values, attention = chunk
@@ -266,24 +252,21 @@ class DualForm(InnerLoop):
         batch = ops.shape(weights[0][0])[:-2]
         count = ops.shape(entries.keys)[0]
         zeros = [
-            ops.zeros((*batch, count, columns.shape[-2]), entries.keys.dtype)
-            for columns, *_ in weights
+            ops.zeros((*batch, count, kernel.shape[-1]), entries.keys.dtype)
+            for kernel, *_ in weights
         ]
         gradients, inputs = gradients_of(total_loss, zeros)
         return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
 
 
 def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the inputs that the columns multiply, and the outputs before activation."""
-    columns, *rest = weights
-    if stage.scale is not None:
+    """Returns the inputs that the kernel multiplies, and the outputs before activation."""
+    kernel, *rest = (ops.cast(each, inputs.dtype) for each in weights)
+    if stage.is_cosine:
         inputs = rest[0] * inputs * inverse_norm(inputs)
-    outputs = ops.matmul(inputs, ops.swapaxes(columns, -1, -2))
-    if stage.scale is not None:
-        outputs = outputs * ops.swapaxes(inverse_norm(columns), -1, -2)
-    if stage.bias is not None:
-        outputs = outputs + rest[0][..., None, :]
-    return inputs, outputs
+        return inputs, ops.matmul(inputs, kernel) * inverse_norm(kernel, axis=-2)
+    outputs = ops.matmul(inputs, kernel)
+    return inputs, outputs + rest[0][..., None, :] if rest else outputs
 
 
 def _weighted_sums(inputs: Tensor, gradients: Tensor, attention: Tensor) -> list[Tensor]:
@@ -305,16 +288,18 @@ def _updated(
 
     It takes the next learning rates, those of the stage's variables.
     """
-    (columns, *rest), (gradient, of_bias) = weights, sums
-    if stage.scale is not None:
+    (kernel, *rest), (transposed, of_bias) = weights, sums
+    gradient = ops.swapaxes(transposed, -1, -2)
+    kernel = ops.cast(kernel, gradient.dtype)
+    if stage.is_cosine:
         # From the unit columns back to the columns themselves.
-        squares = ops.sum(ops.square(columns), axis=-1, keepdims=True)
-        inverse = inverse_norm(columns)
-        units, inside = columns * inverse, ops.cast(squares > NORM_EPSILON, columns.dtype)
-        radial = inside * ops.sum(units * gradient, axis=-1, keepdims=True)
+        squares = ops.sum(ops.square(kernel), axis=-2, keepdims=True)
+        inverse = inverse_norm(kernel, axis=-2)
+        units, inside = kernel * inverse, ops.cast(squares > NORM_EPSILON, kernel.dtype)
+        radial = inside * ops.sum(units * gradient, axis=-2, keepdims=True)
         gradient = (gradient - radial * units) * inverse
     # MN Eq. (3), for cosine layers and several steps.
-    columns = columns - ops.transpose(next(rates)) * gradient
-    if stage.bias is not None:
-        rest = [rest[0] - next(rates) * of_bias]
-    return [columns, *rest]
+    kernel = kernel - next(rates) * gradient
+    if rest and not stage.is_cosine:
+        rest = [ops.cast(rest[0], kernel.dtype) - next(rates) * of_bias]
+    return [kernel, *rest]

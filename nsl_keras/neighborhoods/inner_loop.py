@@ -64,6 +64,7 @@ class InnerLearningRate(keras.layers.Layer):
         super().__init__(**kwargs)
         self.initial = validation.positive_number(initial, "inner_learning_rate")
         self.form = validation.one_of(form, FORMS, "learning_rate_form")
+        self._precision = backend.wide_dtype(self.variable_dtype)
 
     def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Creates the learning rates for weights of these shapes."""
@@ -84,10 +85,9 @@ class InnerLearningRate(keras.layers.Layer):
 
     def rates(self) -> list[Tensor]:
         """Returns the learning rates, in the order of the shapes given to `build_for`."""
-        dtype = backend.wide_dtype(self.variable_dtype)
         if self.form == "fixed":
-            return [ops.convert_to_tensor(self.initial, dtype)] * self.num_weights
-        rates = [ops.abs(ops.cast(raw, dtype)) for raw in self.weights]
+            return [ops.convert_to_tensor(self.initial, self._precision)] * self.num_weights
+        rates = [ops.abs(ops.cast(raw, self._precision)) for raw in self.weights]
         return rates * self.num_weights if self.form == "scalar" else rates
 
     def limit(self, largest: Tensor) -> None:
