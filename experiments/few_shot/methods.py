@@ -19,7 +19,7 @@ from experiments.few_shot.nearest_neighbor import NearestNeighbor
 from experiments.few_shot.relation import RelationLoss, RelationNet
 from experiments.networks.cnn import cnn9
 from nsl_keras import few_shot
-from nsl_keras.few_shot.functional import select_variables
+from nsl_keras.few_shot.functional import classifier_of, select_variables
 
 _BACKBONES = {
     "cnn4": nsl_keras.backbones.cnn4,
@@ -131,12 +131,36 @@ def finetuned(
     **finetuning: Any,
 ) -> Callable:
     """Finetuning of the classifier, and of a similarity where `variables` names it."""
-    if "similarity" in variables:
+    if "similarity" in variables and not network.name.startswith("static"):
         network = nsl_keras.convert.add_similarity(
             network, "diagonal", freeze_backbone=False
         )
     made = classifier(network, task.ways)
     return kind(made, task.ways, variables, **finetuning, **task.options)
+
+
+class HeadFirst(few_shot.Finetuner):
+    """Finetunes the classifier by the paper's rule, then the other variables alone."""
+
+    def _values_after(self, support: Any, labels: Any) -> list[Any]:
+        values, rule = self._after.values(), self.rule
+        head = set(map(id, classifier_of(self._copy).variables))
+        turns = [id(each) in head for each in self._after.variables]
+        for turn, steps in ((True, 100), (False, self.steps)):
+            places = [place for place, own in enumerate(turns) if own == turn]
+
+            def merged(
+                own: list[Any], places: Any = places, old: Any = values
+            ) -> list[Any]:
+                new = dict(zip(places, own, strict=True))
+                return [new.get(place, value) for place, value in enumerate(old)]
+
+            def loss(own: list[Any], _: Any, merged: Any = merged) -> Any:
+                return keras.ops.mean(self._losses(merged(own), support, labels))
+
+            self.rule = few_shot.DampenedMomentum() if turn else rule
+            values = merged(self._descended([values[p] for p in places], loss, steps))
+        return values
 
 
 def _learner(learner: Callable, **options: Any) -> Callable[[keras.Model, Task], Any]:
@@ -180,16 +204,23 @@ class MetaStatic(few_shot.MAML):
 
 
 def meta_static(
-    network: keras.Model, task: Task, ours: bool = False, normalized: bool = False
+    network: keras.Model,
+    task: Task,
+    ours: bool = False,
+    normalized: bool = False,
+    variables: str = "similarity+classifier",
 ) -> keras.Model:
-    """MAML of similarities and classifier on a frozen network."""
+    """MAML of similarities, and of the classifier if it is in `variables`.
+
+    Both are meta-learned, on a frozen network.
+    """
     network = nsl_keras.convert.add_similarity(network, "diagonal")
     if normalized:
         outputs = keras.layers.UnitNormalization()(network.output)
         network = keras.Model(network.input, outputs, name=network.name)
-    return MetaStatic(
+    return (MetaStatic if "classifier" in variables else few_shot.MAML)(
         classifier(network, task.ways, "zeros" if ours else "glorot_uniform"),
-        "similarity+classifier",
+        variables,
         inner_steps=5,
         learning_rate_form="learned" if ours else "fixed",
         **task.options,
@@ -241,6 +272,8 @@ class Method:
 _from_scratch = functools.partial(Method, pretrained=False, episodic=True)
 _meta_learned = functools.partial(Method, episodic=True)
 _INNER_RATES = (0.01, 0.03, 0.1)
+#: Rates and numbers of the steps that adapt a static similarity in a test.
+_STEPS = ((0.1, 5), (0.1, 20), (0.01, 20))
 
 METHODS = {
     "finetuning": Method("finetuning of the classifier, from zero", finetuned),
@@ -340,6 +373,46 @@ METHODS = {
         functools.partial(meta_static, normalized=True),
         inner_rates=(0.2,),
     ),
+    "meta_static_slow": _meta_learned(
+        "meta-learned static NSN as published, inner rate 0.02",
+        meta_static,
+        inner_rates=(0.02,),
+    ),
+    "meta_static_alone": _meta_learned(
+        "meta-learned static NSN, M alone (Eq. 7)",
+        functools.partial(meta_static, variables="similarity"),
+        inner_rates=(0.2,),
+    ),
+    **{
+        f"static_trained{suffix}": Method(
+            f"static NSN, M trained before, {title}",
+            functools.partial(finetuned, variables=variables),
+            network="static",
+        )
+        for suffix, title, variables in (
+            ("", "M and classifier", "similarity+classifier"),
+            ("_head", "classifier alone", "classifier"),
+        )
+    },
+    **{
+        f"{name}_{rate:g}_{steps}": Method(
+            f"{title}, {steps} steps of {rate:g}",
+            functools.partial(
+                finetuned, steps=steps, rule=few_shot.DampenedMomentum(rate), **options
+            ),
+        )
+        for name, title, options in (
+            ("head", "classifier alone", {}),
+            ("both", "M and classifier", {"variables": "similarity+classifier"}),
+            (
+                "after",
+                "classifier, then M alone",
+                {"variables": "similarity+classifier", "kind": HeadFirst},
+            ),
+            ("all", "all weights", {"variables": "all"}),
+        )
+        for rate, steps in _STEPS
+    },
     "neighborhoods": _from_scratch(
         "Meta-Neighborhoods of the support set", _learner(few_shot.NeighborhoodLearner)
     ),
@@ -371,6 +444,8 @@ PAIRS = (
     ("dynamic_centroid", "same_parameters_centroid"),
     ("dynamic_centroid", "same_cost_centroid"),
     ("meta_static_nsn", "static_nsn"),
+    ("static_trained", "static_trained_head"),
+    *((f"both_{r:g}_{s}", f"head_{r:g}_{s}") for r, s in _STEPS),
     *((f"{name}_{kind}", name) for name in _REBUTTAL for kind in ("static", "dynamic")),
 )
 

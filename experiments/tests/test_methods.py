@@ -199,6 +199,23 @@ def test_cnn9_of_table_7_ends_in_256_features():
     assert maps.output_shape == (None, 4, 4, 128)
 
 
+def test_a_similarity_moves_alone_once_the_classifier_is_finetuned():
+    shape = (16, 16, 3)
+    network = few_shot_methods.features("cnn4", "plain", shape)
+    options = {"batch_normalization": "moving"}
+    task = few_shot_methods.Task("tiny", 2, np.zeros((4, *shape), "uint8"), options)
+    images = np.random.default_rng(0).random((4, *shape), "float32")
+
+    def adapted(name):
+        learner = few_shot_methods.METHODS[name].learner(network, task)
+        found = learner.adapt(images, np.arange(4) % 2).get_weights()
+        return {each.size: each for each in found if each.size in (9, 64)}
+
+    head, after = adapted("finetuning"), adapted("after_0.1_5")
+    np.testing.assert_allclose(after[64], head[64], atol=1e-6)
+    assert 9 not in head and np.abs(after[9] - 1).max() > 1e-4
+
+
 # Choices of few-shot learning.
 
 SETTING = few_shot_training.Setting(
