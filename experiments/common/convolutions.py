@@ -24,18 +24,20 @@ def convolutions(
 ) -> Callable[..., keras.layers.Layer]:
     """Returns what backbones take as `convolution`; plain ones without a similarity.
 
-    `predictor` is the `kind` of one in each layer, `"shared"` for one in all, `None` for a
-    static similarity; `momentum` is that of their batch norms. `published` predictors are
-    the authors' but for the momentum, others the package's but for the `options`.
+    `predictor` is the `kind` of one in each layer, `"shared"` for one in all, with
+    `"shared_by_size"` also of its adaptations to maps of one size, `None` for a static
+    similarity; `momentum` is that of their batch norms. `published` predictors are the
+    authors' but for the momentum, others the package's but for the `options`.
     """
     if similarity is None:
         return keras.layers.Conv2D
     start = "published" if published else "identity"
     own: Any = None
-    if predictor == "shared":
+    if predictor in ("shared", "shared_by_size"):
         # The authors released no code for it: the width and the start of the others.
         own = nsl_keras.predictors.SharedSimilarityPredictor(
-            nsl_keras.predictors.SimilarityPredictor(start=start, **options)
+            nsl_keras.predictors.SimilarityPredictor(start=start, **options),
+            share_adaptations=predictor == "shared_by_size",
         )
     elif predictor is not None:
         own = nsl_keras.predictors.SimilarityPredictor(

@@ -138,6 +138,9 @@ METHODS = {
     "static_dns_joint": _nsn("DNS", **_LEARNED_SHAPE),
     "dynamic_dns_joint": _nsn("DNS", "sphere", **_LEARNED_SHAPE),
     "dynamic_dns_shared": _nsn("DNS", "shared", "one shared predictor"),
+    "dynamic_dns_shared_by_size": _nsn(
+        "DNS", "shared_by_size", "the same, adaptations shared by maps of equal size"
+    ),
     "cnn_parameters": Method(
         "CNN with the parameters of dynamic DNS", alike=("dynamic_dns", "parameters")
     ),
@@ -230,7 +233,10 @@ TABLES = {
     ),
     "3": Table(
         "Shared and disjoint predictors",
-        _cifar10(cnn=7.78, dynamic_dns_shared=7.20, dynamic_dns=6.85),
+        {
+            **_cifar10(cnn=7.78, dynamic_dns_shared=7.20, dynamic_dns=6.85),
+            "dynamic_dns_shared_by_size": {},
+        },
     ),
     "4": Table(
         "CIFAR-10 and CIFAR-100",

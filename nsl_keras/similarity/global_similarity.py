@@ -28,8 +28,9 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
 
         (M_G X)[p, c] = sum_q M[p, q] X[q, c]
 
-    The block `M`, of shape `(HW, HW)`, is shared by all channels. A `Conv2D` after this
-    layer adds the kernel of the paper's `F = W_G^T M_G X`. `similarity` chooses `M_G X`:
+    The block `M`, of shape `(HW, HW)`, is shared by all channels, unless
+    `shared_by_channels=False`. A `Conv2D` after this layer adds the kernel of the paper's
+    `F = W_G^T M_G X`. `similarity` chooses `M_G X`:
 
         "diagonal":           diag(m) X, with a learned spatial mask m
         "unconstrained":      M X, with a learned matrix
@@ -53,6 +54,10 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
             input norm. `False` uses plain convolutions; training is then less stable.
         data_format: `"channels_last"` or `"channels_first"`; defaults to
             `keras.config.image_data_format()`.
+        shared_by_channels: bool, whether channels share `M`. `False` gives each channel its
+            own mask in `"diagonal"` and `"predicted_mask"`; in `"unconstrained"` one `M` of
+            shape `(HWC, HWC)` couples all positions and channels, numbered with the
+            channels last. The attentions require `True`.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -88,12 +93,19 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         regularizer: Any = None,
         sphere: bool = True,
         data_format: str | None = None,
+        shared_by_channels: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.similarity = validation.one_of(similarity, SIMILARITIES, "similarity")
         self.regularizer = keras.regularizers.get(regularizer)
         self.sphere = sphere
+        self.shared_by_channels = shared_by_channels
+        if "attention" in similarity and not shared_by_channels:
+            raise ValueError(
+                "`shared_by_channels` must be True for an attention. Received: "
+                f"shared_by_channels={shared_by_channels}, similarity={similarity!r}"
+            )
         self.data_format = validation.one_of(
             data_format or keras.config.image_data_format(),
             ("channels_last", "channels_first"),
@@ -107,29 +119,30 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         channels = validation.known_axis(shape, self.channel_axis, "channel axis")
         axes: dict[int, Any] = {self.channel_axis: channels}
         shape.append(shape.pop(self.channel_axis))
+        masks = 1 if self.shared_by_channels else channels
         if self.similarity in STATIC:
             spatial = sorted({1, 2, 3} - {self.channel_axis})
             name = "height and width"
             sizes = [validation.known_axis(input_shape, axis, name) for axis in spatial]
-            self._build_learned(math.prod(sizes))
+            self._build_learned(masks * math.prod(sizes))
             axes = {axis: input_shape[axis] for axis in (1, 2, 3)}
         elif self.similarity == "predicted_mask":
-            self._build_mask_predictor(tuple(shape))
+            self._build_mask_predictor(tuple(shape), masks)
         else:
             self._build_attention(channels)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
         nesting.pass_on_frozen(self)
 
-    def _build_learned(self, positions: int) -> None:
+    def _build_learned(self, size: int) -> None:
         diagonal = self.similarity == "diagonal"
         self.similarity_parameters = self.add_weight(
             name="similarity",
-            shape=(positions,) if diagonal else (positions, positions),
+            shape=(size,) if diagonal else (size, size),
             initializer="ones" if diagonal else "identity",
             regularizer=self.regularizer,
         )
 
-    def _build_mask_predictor(self, input_shape: tuple[int | None, ...]) -> None:
+    def _build_mask_predictor(self, input_shape: tuple[Any, ...], masks: int) -> None:
         options: dict[str, Any] = {
             "padding": "same",
             "data_format": "channels_last",
@@ -143,7 +156,9 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
             if self.sphere
             else keras.layers.Conv2D(MASK_HIDDEN_FILTERS, 3, **hidden_options)
         )
-        self.mask_output = keras.layers.Conv2D(1, 3, kernel_initializer="zeros", **options)
+        self.mask_output = keras.layers.Conv2D(
+            masks, 3, kernel_initializer="zeros", **options
+        )
         self.mask_hidden.build(input_shape)
         self.mask_output.build(self.mask_hidden.compute_output_shape(input_shape))
 
@@ -183,13 +198,16 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
             mask = ops.cast(1 + at_least_float32(prediction), inputs.dtype)
             return mask * inputs  # NSL Eq. (10), M_G(X) = I + diag(P(X))
         shape = ops.shape(inputs)
-        features = ops.reshape(inputs, (shape[0], shape[1] * shape[2], shape[3]))
+        # X, or X_F with all channels in one column.
+        columns = shape[3] if self.shared_by_channels else 1
+        rows = shape[1] * shape[2] * (shape[3] // columns)
+        features = ops.reshape(inputs, (shape[0], rows, columns))
         if self.similarity == "diagonal":
             matrix = ops.cast(self.similarity_parameters, features.dtype)
             product = matrix[:, None] * features  # NSL Eq. (9), M_G^s diagonal
         elif self.similarity == "unconstrained":
             matrix = ops.cast(self.similarity_parameters, features.dtype)
-            product = ops.matmul(matrix, features)  # NSL Eq. (9)
+            product = ops.matmul(matrix, features)  # NSL Eq. (8), (9)
         elif self.similarity == "attention":
             # The unscaled sums over all positions are too large for half precision.
             query, key, values = map(

@@ -166,6 +166,7 @@ class BilinearForm(keras.layers.Layer):
                 kernel_regularizer=kernel_regularizer,
                 dtype=self.dtype_policy,
                 is_depthwise=len(filter_axes) > 1,
+                sizes=tuple(input_shape[1:]),
             )
             self._build_network(context, input_shape)
         nesting.pass_on_frozen(self)

@@ -52,6 +52,7 @@ class LayerContext:
         kernel_regularizer: Regularizer of the layer's kernel.
         dtype: The layer's dtype policy.
         is_depthwise: Whether the layer convolves each channel by itself.
+        sizes: The input's sizes without the batch, where they are known.
     """
 
     channels: int
@@ -62,6 +63,7 @@ class LayerContext:
     kernel_regularizer: Any
     dtype: Any
     is_depthwise: bool = False
+    sizes: tuple[int | None, ...] = ()
 
     @property
     def outputs(self) -> int:

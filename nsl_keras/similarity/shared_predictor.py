@@ -35,6 +35,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     Args:
         predictor: A `SimilarityPredictor`, or a name of its `kind`.
         adapted_filters: int, the number of channels after each layer's adaptation.
+        share_adaptations: bool, whether layers that are alike in the size of their input
+            and in kernel size, strides, padding and dilation have one adaptation together.
+            Unknown sizes are alike.
         **kwargs: `name` and `trainable` of `keras.layers.Layer`.
 
     Input shape:
@@ -72,6 +75,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         self,
         predictor: predictors.SimilarityPredictor | str = "sphere",
         adapted_filters: int = 32,
+        share_adaptations: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)  # Its layers choose the dtype.
@@ -85,7 +89,10 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         self.adapted_filters = validation.positive_integer(
             adapted_filters, "adapted_filters"
         )
+        self.share_adaptations = share_adaptations
         self.shared_network: Any = None
+        # Hidden from Keras: they belong to the layers, which save them.
+        object.__setattr__(self, "_adaptations", {})
 
     @property
     def residual(self) -> bool:
@@ -126,16 +133,19 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 f"{self.name!r} for a layer with kernel_size="
                 f"{context.geometry['kernel_size']}, padding={padding!r}"
             )
-        convolution, _, _ = predictors.LAYERS[context.rank]
-        adaptation = convolution(
-            self.adapted_filters,
-            **context.geometry,
-            use_bias=False,
-            kernel_initializer="he_normal",
-            kernel_regularizer=context.kernel_regularizer,
-            dtype=context.dtype,
-            name="adaptation",
-        )
+        alike = str((context.sizes, context.geometry))
+        adaptation = self._adaptations.get(alike) if self.share_adaptations else None
+        if adaptation is None:
+            convolution, _, _ = predictors.LAYERS[context.rank]
+            adaptation = self._adaptations[alike] = convolution(
+                self.adapted_filters,
+                **context.geometry,
+                use_bias=False,
+                kernel_initializer="he_normal",
+                kernel_regularizer=context.kernel_regularizer,
+                dtype=context.dtype,
+                name="adaptation",
+            )
         return context.sequential([adaptation, self], "adapted_predictor")
 
     def block_side(self, context: predictors.LayerContext) -> int:
