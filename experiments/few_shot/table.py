@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,24 @@ def sections(results: pathlib.Path) -> str:
     return "\n\n".join([TITLE, *map(section, found), *rest])
 
 
-def section(
-    records: runs.RunRecords, names: Collection[str] = tuple(methods.METHODS)
-) -> str:
-    """Markdown of a setting's runs, and a table with rows of these names."""
+#: Every row beside the finetuned classifier; adapted similarities; and meta-learners.
+ALL = dict.fromkeys(methods.METHODS, methods.BASELINE)
+ADAPTED = {
+    name: dict(methods.PAIRS).get(name, methods.BASELINE)
+    for name in (
+        *("finetuning", "static_nsn", *methods.ADAPTED),
+        *("meta_static_published", "meta_static_nsn"),
+    )
+}
+EPISODIC = {
+    f"{name}{kind}": name
+    for name in ("proto_net", "relation_net")
+    for kind in ("", "_dynamic")
+}
+
+
+def section(records: runs.RunRecords, names: Mapping[str, str] = ALL) -> str:
+    """Markdown of a setting's runs, and a table: rows, each beside another one."""
     setting, found = records.setting, records.runs
     tuned = len(setting["rates"]) > 1
     title = (
@@ -110,14 +125,15 @@ def _is_published(setting: dict) -> bool:
 
 
 def _table(
-    setting: dict, found: list[dict], names: Collection[str], trials: tables.Trials
+    setting: dict, found: list[dict], names: Mapping[str, str], trials: tables.Trials
 ) -> str:
     published = _is_published(setting)
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
-    columns += ["accuracy, %", "difference to finetuning", "seeds", "batch norm", "rate"]
+    difference = "difference to finetuning" if names is ALL else "difference"
+    columns += ["accuracy, %", difference, "seeds", "batch norm", "rate"]
     columns += ["support loss", "training images"]
     rows = []
-    for name in names:
+    for name, other in names.items():
         method = methods.METHODS[name]
         cells = [method.title]
         if published:
@@ -125,7 +141,8 @@ def _table(
             cells += [source.get(setting["backbone"], "") for source in sources]
         chosen = tables.of_method(found, name)
         if not chosen:
-            rows.append([*cells, tables.NOT_RUN])
+            if method.paper or method.rebuttal:
+                rows.append([*cells, tables.NOT_RUN])
             continue
         finished = [run for run in chosen if "diverged" not in run]
         if len(finished) < len(chosen):
@@ -135,7 +152,7 @@ def _table(
         evaluation = _evaluation(chosen, setting)
         cells += [
             f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
-            _difference(name, methods.BASELINE, found, setting, trials),
+            _beside(name, other, found, setting, trials, named=names is not ALL),
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",
             ", ".join(dict.fromkeys(map(_rate, chosen))),
@@ -144,6 +161,11 @@ def _table(
         ]
         rows.append(cells)
     return tables.run_and_not_run(columns, rows)
+
+
+def _beside(name: str, other: str, *run: Any, named: bool) -> str:
+    shown = _difference(name, other, *run)
+    return f"{shown} to {methods.METHODS[other].title}" if shown and named else shown
 
 
 def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:

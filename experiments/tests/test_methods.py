@@ -211,7 +211,7 @@ def test_a_similarity_moves_alone_once_the_classifier_is_finetuned():
         found = learner.adapt(images, np.arange(4) % 2).get_weights()
         return {each.size: each for each in found if each.size in (9, 64)}
 
-    head, after = adapted("finetuning"), adapted("after_0.1_5")
+    head, after = adapted("head_0.05_20"), adapted("after_0.2_5")
     np.testing.assert_allclose(after[64], head[64], atol=1e-6)
     assert 9 not in head and np.abs(after[9] - 1).max() > 1e-4
 
