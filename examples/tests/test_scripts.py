@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 import sys
 
 import pytest
@@ -68,14 +69,16 @@ def test_few_shot_own_photos(run, tmp_path):
         "few_shot_own_photos", "--backbone=digits", "--epochs=1", f"--output={first}"
     )
     assert "15 photos of the classes 7, 8, 9" in printed
-    numbers(r"each photo from the others: (\d+) of 15 right", printed)
-    # A folder that is there already.
+    numbers(r"each of 15 pictures from the others: (\d+) of 15 right", printed)
+    # A folder that is there already, with a crop.
     photos = first / "photos"
+    shutil.copy(photos / "7" / "0.png", photos / "7" / "0_crop.png")
     printed = run(
         *("few_shot_own_photos", "--backbone=digits", "--epochs=1"),
-        *(f"--photos={photos}", f"--output={second}"),
+        *(f"--photos={photos}", f"--output={second}", "--crops=_"),
     )
-    assert "15 photos of the classes 7, 8, 9" in printed
+    assert "16 photos of the classes 7, 8, 9" in printed
+    numbers(r"each of 15 pictures from the others: (\d+) of 16 right", printed)
     for folder in (first, second):
         assert (folder / "classifier.keras").is_file()
         assert (folder / "served" / "1" / "saved_model.pb").is_file()
