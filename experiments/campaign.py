@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+import keras
 from absl import flags
 
 from experiments.common import command, recipe, runs
@@ -77,6 +78,11 @@ def _similarity(table: str, dataset: str, names: str, published: bool = False) -
     return rows(own, names, "--rates=0.01,0.02,0.05,0.1 --tuning_share=0.1")
 
 
+def _streamed(table: str, names: str) -> list[Row]:
+    own = f"neural_similarity --table={table} --dataset=imagenet2012 --stream"
+    return rows(f"{own} --mixed_precision", names)
+
+
 def _neighborhoods(
     backbones: str, dataset: str, names: str, experiment: str = "table_1"
 ) -> list[Row]:
@@ -90,10 +96,15 @@ def _neighborhoods(
 
 
 _TIMED = "--steps=200 --step_times --jit_compile --save_every=50"
+#: 200 steps of two episodes of 64 images, at one inner rate.
+_TIMED_MAML = (
+    "few_shot --dataset=cifar10 --ways=2 --shots=8 --queries=24 --episodes_per_step=2 "
+    "--training_images=25600 --test_episodes=100 --jit_compile --save_every=50"
+)
 _COST = "cnn static_dns dynamic_dns dynamic_uns dynamic_uns_blocks"
 _MN = "plain neighborhoods neighborhoods_film"
 _DEEP = "resnet29 densenet76 resnet56"
-_TABLE_1 = "plain neighborhoods_film neighborhoods plain_film"
+_TABLE_1 = "plain neighborhoods_film neighborhoods plain_film maxl_sgd"
 _SIZES = " ".join(f"neighborhoods_size_{s}" for s in ("0.02", "0.1", "0.2", "0.5", "2"))
 _PEAKS = " ".join(f"neighborhoods_peak_{s}" for s in ("0.2", "0.6", "1.4", "2", "4"))
 
@@ -157,12 +168,15 @@ PLANS: dict[str, list[Row]] = {
         *_similarity("8", "cifar10", "cnn spherenet_attention", published=True),
         *_similarity("8", "cifar10", "spherenet cnn_attention", published=True),
         *_neighborhoods("densenet76 resnet56", "cifar10", _TABLE_1),
+        *_neighborhoods("resnet29", "cifar10", "maxl_sgd"),
+        *_neighborhoods("resnet110", "cifar10", "plain"),
         *_table_3("cifar10", _DEEP),
     ],
     # For short loans of a GPU: step times and memory first, then the published recipes.
     "device": [
         *rows(f"neural_similarity --table=cost --dataset=cifar10 {_TIMED}", _COST),
         *rows(f"image_classification --backbone=resnet29 --dataset=cifar10 {_TIMED}", _MN),
+        *rows(_TIMED_MAML, "maml"),
         *_similarity("4", "cifar10", "cnn dynamic_dns", published=True),
         *_neighborhoods("resnet29", "cifar10", _MN),
     ],
@@ -171,6 +185,7 @@ PLANS: dict[str, list[Row]] = {
         *_neighborhoods("resnet29", "cifar100", _TABLE_1),
         *_similarity("4", "cifar100", "static_dns dynamic_uns cnn_plus static_uns"),
         *_neighborhoods("densenet76 resnet56", "cifar100", _TABLE_1),
+        *_neighborhoods("resnet110", "cifar100", "plain"),
         *_neighborhoods("densenet76", "cifar100", "plain neighborhoods", "A.9"),
         *_neighborhoods(_DEEP, "cifar100", "plain plain_extra", "A.3"),
         *_neighborhoods("resnet29", "cifar100", f"{_SIZES} {_PEAKS}", "A.4"),
@@ -182,12 +197,13 @@ PLANS: dict[str, list[Row]] = {
     "svhn_cropped": _both_tables("svhn_cropped", "convnet4"),
     "mnist_m": _neighborhoods("convnet4", "mnist_m", _TABLE_1),
     "pacs": _neighborhoods("convnet4", "pacs", _TABLE_1),
-    "imagenet": _neighborhoods("resnet56", "imagenet", _TABLE_1),
-    # Streamed, which takes TensorFlow; 600,000 steps a row.
-    "imagenet2012": rows(
-        "neural_similarity --table=5 --dataset=imagenet2012 --stream --mixed_precision",
-        "cnn dynamic_dns cnn_plus",
-    ),
+    # Streamed, which takes TensorFlow; 400,000 steps a row, and 600,000.
+    "imagenet": _neighborhoods("resnet56", "imagenet --stream", _TABLE_1),
+    "imagenet2012": [
+        *_streamed("5", "cnn dynamic_dns cnn_plus"),
+        *_streamed("resnet18", "cnn static_dns dynamic_dns"),
+        *_streamed("resnet50", "cnn static_dns dynamic_dns"),
+    ],
     "mini_imagenet": _few_shot("--trial_share=0.1 --rates=4e-3 --rates=2e-3 --rates=1e-3"),
     "mini_imagenet_published": _few_shot("--published"),
     # The UCI files of Table 2 of Meta-Neighborhoods, in --data_dir.
@@ -199,9 +215,14 @@ PLANS: dict[str, list[Row]] = {
 
 
 def commands(plan: str, seeds: Sequence[str]) -> Iterator[list[str]]:
-    """Commands and their flags: each row with the first seed, then with the others."""
+    """Commands and their flags: each row with the first seed, then with the others.
+
+    MAXL takes TensorFlow.
+    """
     for seed in seeds if plan != "regression" else [""]:
         for line, tuning in PLANS[plan]:
+            if "maxl" in line and keras.backend.backend() != "tensorflow":
+                continue
             if tuning and seed == seeds[0]:
                 yield [*line.split(), *tuning.split(), "--tune"]
             own = [*(["--tuned"] if tuning else []), *([f"--seeds={seed}"] if seed else [])]

@@ -24,6 +24,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("method", [], "Rows to train; all of the table by default.")
 flags.DEFINE_string("dataset", "digits", "digits, one of image_folders, or one of tfds.")
 flags.DEFINE_integer("train_size", None, "Number of training images.", lower_bound=1)
+flags.DEFINE_bool("stream", False, "Read the images while training: ImageNet's.")
 flags.DEFINE_bool("hold_out", True, "Keep the validation images out of training.")
 flags.DEFINE_integer("steps", None, "Training steps; rate drops in proportion.", 1)
 flags.DEFINE_alias("iterations", "steps")
@@ -109,14 +110,35 @@ def chosen_methods(known: Iterable[str], place: str) -> list[str]:
     return FLAGS.method or known
 
 
-def load_arrays(image_size: int | None = None) -> data.ImageData | None:
+def load_images(
+    image_size: int | None = None,
+    streamed_size: int | None = None,
+    prepared: str | None = None,
+) -> Images | None:
     """The images that the flags name, of `image_size` pixels where it or its flag is given.
 
-    `None` where the flags ask to write them to a file, which is done.
+    `None` where the flags ask to write them to a file, which is done. With --stream they
+    are those of tfds' `prepared` set, which an `ImageStream` makes `streamed_size` large.
     """
-    image_size = FLAGS.image_size or image_size
     if FLAGS.mixed_precision:
         keras.config.set_dtype_policy("mixed_bfloat16")
+    if not FLAGS.stream:
+        return _load_arrays(FLAGS.image_size or image_size)
+    # Streamed images have their own range, and no validation part.
+    for name in (
+        *("data_file", "write_data_file", "train_size", "image_size", "input"),
+        *("tune", "tuned", "figures", *(["augmentation"] if streamed_size else [])),
+    ):
+        if name in FLAGS and FLAGS[name].value:
+            raise ValueError(
+                f"`{name}` and `stream` exclude each other. Received: "
+                f"{name}={FLAGS[name].value!r}, stream=True"
+            )
+    builder = data.prepared_builder(prepared or FLAGS.dataset, FLAGS.data_dir)
+    return ImageStream(builder, streamed_size)
+
+
+def _load_arrays(image_size: int | None) -> data.ImageData | None:
     if FLAGS.data_file:
         found = data.load_file(FLAGS.data_file, FLAGS.train_size)
     else:

@@ -12,7 +12,7 @@ import pathlib
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -49,13 +49,16 @@ PAD = 4
 class Recipe:
     """A training, in steps. Shorter ones keep its proportions."""
 
+    #: What a drop divides the rate by.
+    drop: ClassVar[float] = 10
+
     steps: int
-    #: Steps after which the rate is divided by 10.
+    #: Steps after which the rate drops.
     rate_drops: tuple[int, ...] = ()
     learning_rate: float = 0.1
     batch_size: int = 128
     augmentation: str = "none"
-    #: `"momentum"`, `"nesterov"`, `"adam"` or `"adamw"`.
+    #: `"momentum"`, `"nesterov"`, `"adam"`, `"adamw"` or `"dictionary_sgd"`.
     optimizer: str = "momentum"
     epsilon: float = 1e-8
     #: AdamW's, as in Keras, which multiplies it with the rate.
@@ -88,7 +91,10 @@ class Recipe:
         elif self.rate_drops:
             rates = schedules.PiecewiseConstantDecay(
                 list(self.rate_drops),
-                [self.learning_rate / 10**n for n in range(len(self.rate_drops) + 1)],
+                [
+                    self.learning_rate / self.drop**n
+                    for n in range(len(self.rate_drops) + 1)
+                ],
             )
         return WarmedUp(rates, self.warmup_steps) if self.warmup_steps else rates
 
@@ -97,8 +103,9 @@ class Recipe:
         rates, clip = self.rates(), {"clipvalue": self.clip}
         if self.optimizer == "adam":
             return keras.optimizers.Adam(rates, epsilon=self.epsilon, **clip)
-        if self.optimizer == "adamw":
-            made = keras.optimizers.AdamW(
+        adamw = {"adamw": keras.optimizers.AdamW, "dictionary_sgd": DictionarySGD}
+        if self.optimizer in adamw:
+            made = adamw[self.optimizer](
                 rates, weight_decay=self.weight_decay, epsilon=self.epsilon, **clip
             )
             made.exclude_from_weight_decay(var_list=list(spared))
@@ -110,6 +117,39 @@ class Recipe:
         for variable in variables:
             if self.penalty and variable.regularizer is None:
                 variable.regularizer = keras.regularizers.L2(self.penalty / 2)
+
+
+class HalvingRecipe(Recipe):
+    drop = 2
+
+
+@keras.saving.register_keras_serializable("nsl_keras_experiments")
+class DictionarySGD(keras.optimizers.AdamW):
+    """AdamW for all but a dictionary, which takes steps of SGD with a momentum of 0.9.
+
+    Their rate is 100 times AdamW's: 0.1 beside 1e-3.
+    """
+
+    def build(self, variables: list) -> None:
+        super().build(variables)
+        self.all = list(variables)
+        self.velocities = {
+            each.path: self.add_variable_from_reference(each, name="velocity")
+            for each in variables
+            if "neighbor_dictionary" in each.path
+        }
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        others = []
+        for gradient, each in zip(grads, trainable_variables or self.all, strict=True):
+            velocity = self.velocities.get(each.path)
+            if velocity is None:
+                others.append((gradient, each))
+                continue
+            clipped = ops.clip(gradient, -self.clipvalue, self.clipvalue)
+            velocity.assign(0.9 * velocity - 100 * self.learning_rate * clipped)
+            each.assign_add(velocity)
+        return super().apply(*zip(*others, strict=True))
 
 
 @keras.saving.register_keras_serializable("nsl_keras_experiments")

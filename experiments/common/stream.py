@@ -1,8 +1,9 @@
 """Image sets too large for the memory, ImageNet above all, read with tensorflow-datasets.
 
 Training images are scaled so that the shorter side has 256/224 of the wanted pixels, then
-cropped and mirrored at random; for evaluation the middle is cropped. What is evaluated are
-the validation images, as in the paper. Needs TensorFlow, on either Keras backend.
+cropped and mirrored at random; for evaluation the middle is cropped. Sets that were made
+of the wanted size before are augmented as the recipe says. What is evaluated are the
+validation images, as in the papers. Needs TensorFlow, on either Keras backend.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.recipe import Batches
+from experiments.common.recipe import Batches, augmented
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageStream:
-    """A prepared data set: its tfds builder, and the pixels of the images made of it."""
+    """A prepared data set: its tfds builder, and the pixels of the images made of it.
+
+    An `image_size` of `None` takes images as they are, all of one size.
+    """
 
     builder: Any
-    image_size: int
+    image_size: int | None
 
     @property
     def class_names(self) -> list[str]:
@@ -28,8 +32,8 @@ class ImageStream:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        channels = self.builder.info.features["image"].shape[-1]
-        return (self.image_size, self.image_size, channels)
+        shape = self.builder.info.features["image"].shape
+        return shape if self.image_size is None else (*[self.image_size] * 2, shape[-1])
 
     @property
     def counts(self) -> dict[str, int]:
@@ -68,6 +72,8 @@ class ImageStream:
         import tensorflow as tf
 
         image = tf.cast(example["image"], "float32") / 255
+        if self.image_size is None:
+            return image, example["label"]
         shape = tf.cast(tf.shape(image)[:2], "float32")
         shorter = float(round(self.image_size * 256 / 224))
         scaled = tf.cast(tf.round(shape * shorter / tf.reduce_min(shape)), "int32")
@@ -97,4 +103,8 @@ class StreamedBatches(Batches):
             seed = int(generator.integers(2**31))
             batches = self.split.batches("train", self.recipe.batch_size, seed)
             self._batches = batches.as_numpy_iterator()
-        return next(self._batches)
+        images, labels = next(self._batches)
+        if self.split.image_size is None:
+            generator = np.random.default_rng([self.seed, 1, self.epoch, index])
+            images = augmented(images, self.recipe.augmentation, generator)
+        return images, labels

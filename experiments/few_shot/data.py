@@ -49,12 +49,14 @@ def load(
 ) -> FewShotData:
     """Loads `"omniglot"`, an .npz file as of `read_file`, or a folder of images.
 
+    Of a file whose parts have the same classes, each part keeps some: six, two and two of
+    ten.
     A folder holds `train`, `validation` (or `val`) and `test`, each with one sub-folder a
     class, as Mini-ImageNet comes; its images get the usual size of that. Omniglot is read
     from the folder of tensorflow-datasets' prepared copies.
     """
     if data_file is not None:
-        return FewShotData(**vars(common.read_file(data_file)))
+        return FewShotData(**vars(_apart(common.read_file(data_file))))
     if dataset == "omniglot":
         return _omniglot(data_dir)
     if data_dir is None:
@@ -64,6 +66,18 @@ def load(
             f"Received: dataset={dataset!r} without either"
         )
     return _from_folder(pathlib.Path(data_dir).expanduser())
+
+
+def _apart(found: ImageData) -> ImageData:
+    parts = {part: getattr(found, part) for part in PARTS}
+    classes = [set(split.labels.tolist()) for split in parts.values()]
+    if not classes[0] == classes[1] == classes[2]:
+        return found
+    kept = few_shot.split_classes(found.train.labels, (0.6, 0.2, 0.2))
+    for (part, split), own in zip(parts.items(), kept, strict=True):
+        chosen = few_shot.select_classes(split.images, split.labels, own)
+        parts[part] = Split(*chosen)
+    return dataclasses.replace(found, **parts)
 
 
 def _from_folder(folder: pathlib.Path) -> FewShotData:

@@ -135,7 +135,8 @@ class Training:
         training = self._fit_episodes(method, learner, ways, rate, images, seed)
         if is_proto_net:
             learner = row.learner(learner.backbone, task)
-        return learner, found | {key: found[key] + training[key] for key in training}
+        sums = {key: found[key] + training[key] for key in ("seconds", "training_images")}
+        return learner, found | training | sums
 
     def _features(self, kind: str) -> keras.Model:
         shape, published = self.data.image_shape, bool(self.setting.published)
@@ -212,7 +213,8 @@ def _fit(
     model.optimizer.build(model.trainable_variables)
     found = recipe.fit(model, batches, trained, folder, FLAGS.verbose)
     images = trained.steps * trained.batch_size
-    return {"seconds": found["seconds"], "training_images": images}
+    del found["training_loss"]
+    return found | {"training_images": images}
 
 
 def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> float:
@@ -262,6 +264,7 @@ def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
         **record,
         "batch_normalization": evaluation.batch_normalization,
         **found,
+        **recipe.peak_memory(),
         "evaluation_seconds": round(time.perf_counter() - start, 1),
         "accuracy": evaluation.mean,
         "half_width": evaluation.half_width,

@@ -11,7 +11,9 @@ training. A.3 and A.4 are drawn, as in the paper's Figures 7 and 8.
         --method=neighborhoods --method=neighborhoods_3 --steps=3000
 
 --dataset is any image set of tensorflow-datasets, or one that common/image_folders.py reads
-from --data_dir. With --experiment=A.9 models are trained on coarse classes only.
+from --data_dir; --dataset=imagenet --stream reads "imagenet_resized/64x64" while training,
+which tensorflow-datasets prepares below --data_dir. With --experiment=A.9 models are
+trained on coarse classes only.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def recipes_from_flags(train_examples: int) -> dict[str, Recipe]:
     """The recipe for each optimizer: the same share of the published steps."""
     published = {
         optimizer: methods.published(FLAGS.dataset, optimizer)
-        for optimizer in ("adamw", "nesterov")
+        for optimizer in methods.OPTIMIZERS
     }
     longest = published["adamw"].steps
     steps = image_training.steps_from_flags(
@@ -58,7 +60,8 @@ def recipes_from_flags(train_examples: int) -> dict[str, Recipe]:
     for optimizer, each in published.items():
         own = max(1, round(steps * each.steps / longest))
         # The other flags are for what AdamW trains; the rows of SGD are SGD's.
-        own_changes = changes if optimizer == "adamw" else batch
+        by_adamw = {"adamw": changes, "dictionary_sgd": {**changes, "optimizer": optimizer}}
+        own_changes = by_adamw.get(optimizer, batch)
         recipes[optimizer] = dataclasses.replace(each.scaled(own), **own_changes)
     return recipes
 
@@ -99,7 +102,10 @@ def main(_arguments: list[str]) -> None:
     names = image_training.chosen_methods(experiment.names, FLAGS.experiment)
     # 32x32 as in the paper (A.1) but for digits and ImageNet.
     sizes = {"digits": None, "imagenet": 64}
-    fine = image_training.load_arrays(sizes.get(FLAGS.dataset, 32))
+    resized = {"imagenet": "imagenet_resized/64x64"}
+    fine = image_training.load_images(
+        sizes.get(FLAGS.dataset, 32), prepared=resized.get(FLAGS.dataset)
+    )
     if fine is None:
         return
     recipes = recipes_from_flags(image_training.training_examples(fine))
@@ -137,11 +143,15 @@ def main(_arguments: list[str]) -> None:
         return methods.compile_model(model, trained, options.jit_compile())
 
     def finish(model: keras.Model, record: dict) -> None:
+        own = recipes[methods.METHODS[record["method"]].optimizer]
+        if own is not recipes["adamw"]:
+            record["recipe"] = {**dataclasses.asdict(own), "drop": own.drop}
         if isinstance(model, nsl_keras.MetaNeighborhoodModel):
             rates = [keras.ops.ravel(rate) for rate in model.inner_rates]
             record["inner_rate"] = float(keras.ops.mean(keras.ops.concatenate(rates)))
-            shown = found.test.take(SHOWN)
-            record["rising_cosines"] = features.rising_share(model, shown)
+            if not FLAGS.stream:
+                shown = found.test.take(SHOWN)
+                record["rising_cosines"] = features.rising_share(model, shown)
         if experiment.coarse:
             for key, classes in (("induction", fine), ("coarse_induction", found)):
                 record[f"{key}_accuracy"] = induction_accuracy(model, classes)

@@ -20,14 +20,12 @@ import dataclasses
 import keras
 from absl import flags
 
-from experiments.common import command, data, image_training, options, recipe
+from experiments.common import command, image_training, options, recipe
 from experiments.common.convolutions import size_of
-from experiments.common.stream import ImageStream
 from experiments.neural_similarity import methods, table
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("table", "4", sorted(methods.TABLES), "Table of the paper.")
-flags.DEFINE_bool("stream", False, "Read the images while training: ImageNet's.")
 flags.DEFINE_enum("variant", "code", ["code", "paper"], "Which CNN-9: see backbones.cnn9.")
 flags.DEFINE_enum("schedule", None, sorted(methods.RECIPES), "Instead of the table's.")
 
@@ -49,26 +47,10 @@ def recipe_from_flags(
     return dataclasses.replace(published.scaled(steps), **changes), momentum
 
 
-def load_data() -> image_training.Images | None:
-    if not FLAGS.stream:
-        return image_training.load_arrays()
-    # Streamed images have their own range and augmentation, and no validation part.
-    for name in (
-        *("data_file", "write_data_file", "train_size"),
-        *("input", "augmentation", "tune", "tuned"),
-    ):
-        if getattr(FLAGS, name):
-            raise ValueError(
-                f"`{name}` and `stream` exclude each other. Received: "
-                f"{name}={getattr(FLAGS, name)!r}, stream=True"
-            )
-    return ImageStream(data.prepared_builder(FLAGS.dataset, FLAGS.data_dir), 224)
-
-
 def main(_arguments: list[str]) -> None:
     chosen = methods.TABLES[FLAGS.table]
     names = image_training.chosen_methods(chosen.methods, f"table {FLAGS.table}")
-    found = load_data()
+    found = image_training.load_images(streamed_size=224)
     if found is None:
         return
     trained, momentum = recipe_from_flags(chosen, image_training.training_examples(found))

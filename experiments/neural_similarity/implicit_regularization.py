@@ -24,7 +24,6 @@ import numpy as np
 from absl import flags
 
 from experiments.common import command, runs, tables
-from experiments.neural_similarity.spectra import effective_rank
 
 FLAGS = flags.FLAGS
 
@@ -45,6 +44,12 @@ FLOWS = {
 }
 MEASURES = ("loss", "nuclear_norm", "effective_rank", "distance")
 PLACE = "implicit_regularization.jsonl"
+
+
+def effective_rank(values: np.ndarray) -> float:
+    """The exponential of the entropy of singular values, as shares of their sum."""
+    shares = values[values > 0] / (values.sum() or 1)
+    return float(np.exp(-np.sum(shares * np.log(shares)))) if len(shares) else 0.0
 
 
 def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]:

@@ -36,7 +36,11 @@ TINY = {
 #: How many runs they ask for, and parts of the table.
 FOUND = {
     "neural_similarity": (2, "| static NSN, DNS | ", "; dynamic NSN, DNS"),
-    "image_classification": (2, "| vanilla | ", "Not run: MAXL; vanilla + iFiLM"),
+    "image_classification": (
+        2,
+        "| vanilla | ",
+        "Not run: MAXL; MAXL by SGD, halved; vanilla + iFiLM",
+    ),
     "few_shot": (3, "| nearest centroid | ", "RelationNet; MAML; static NSN"),
     "regression": (4, "| diabetes | 442 | 10 | "),
 }
@@ -269,6 +273,20 @@ def test_the_plan_of_a_device_takes_times_first():
     # One file of images, and neither trials nor TensorFlow's streams.
     assert all("--dataset=cifar10" in line for line in lines)
     assert not any("--tune" in line or "--stream" in line for line in lines)
+    (maml,) = (line.split() for line in lines if "maml" in line)
+    given = dict(flag.split("=") for flag in maml if "=" in flag)
+    ways, episodes = int(given["--ways"]), int(given["--episodes_per_step"])
+    images = int(given["--shots"]) + int(given["--queries"])
+    assert ways * images * episodes == 128
+
+
+def test_maxl_is_planned_for_tensorflow_alone(monkeypatch):
+    def planned():
+        return [line for line in campaign.commands("mnist", ["0"]) if "maxl" in line[-2]]
+
+    assert len(planned()) == 1
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    assert not planned()
 
 
 def test_campaigns_hold_out_the_validation_images_of_the_paper():

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from experiments.common import data as image_data
+from experiments.common.recipe import Recipe
+from experiments.common.stream import ImageStream, StreamedBatches
 from experiments.few_shot import data as few_shot_data
 from experiments.regression import data as regression_data
 from experiments.tests.commands import tiny_images
@@ -18,6 +20,18 @@ DATA = os.environ.get("NSL_KERAS_DATA_DIR")
 def test_no_class_is_in_two_parts():
     with pytest.raises(ValueError, match="`validation` and `test` must have no class"):
         dataclasses.replace(tiny_images(), test=tiny_images().validation)
+
+
+def test_parts_of_the_same_classes_keep_some_each(tmp_path):
+    data = make_data(40).changed(
+        lambda s: image_data.Split(s.images, np.arange(len(s.labels)) % 4)
+    )
+    image_data.save_file(data, tmp_path / "images.npz")
+    found = few_shot_data.load("mine", data_file=tmp_path / "images.npz")
+    kept = [np.unique(getattr(found, part).labels).tolist() for part in PARTS]
+    assert sorted(np.concatenate(kept)) == [0, 1, 2, 3] and len(kept[0]) == 2
+    chosen = np.isin(data.train.labels, kept[0])
+    np.testing.assert_array_equal(found.train.images, data.train.images[chosen])
 
 
 def test_turned_images_are_new_classes():
@@ -102,3 +116,56 @@ def test_prepared_sets():
     assert images.counts["test_classes"] == 659
     # Bright strokes on black.
     assert images.test.images.mean() < 50 and images.test.images.max() > 200
+
+
+def prepared_images(folder, size, count=24):
+    """A set that tensorflow-datasets has prepared; images are of one size, or of many."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    rng = np.random.default_rng(0)
+
+    def split():
+        shapes = [(size or rng.integers(70, 80), size or 90, 3) for _ in range(count)]
+        return [
+            {"image": rng.integers(0, 256, shape, "uint8"), "label": number % 3}
+            for number, shape in enumerate(shapes)
+        ]
+
+    splits = {"train": split(), "validation": split()}
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="tiny",
+        version="1.0.0",
+        data_dir=folder,
+        features=tfds.features.FeaturesDict(
+            {
+                "image": tfds.features.Image(shape=(size, size, 3), encoding_format="png"),
+                "label": tfds.features.ClassLabel(num_classes=3),
+            }
+        ),
+        split_datasets={name: enumerate(each) for name, each in splits.items()},
+    )
+    return splits
+
+
+@pytest.mark.parametrize(("size", "made"), [(64, None), (None, 64)])
+def test_streams_read_prepared_images_while_training(size, made, tmp_path):
+    splits = prepared_images(tmp_path, size)
+    found = ImageStream(image_data.prepared_builder("tiny", tmp_path), made)
+    assert (found.image_shape, len(found.class_names)) == ((64, 64, 3), 3)
+    recipe = Recipe(steps=6, batch_size=8, augmentation="flip")
+    batches = StreamedBatches(found, recipe, seed=1, chunk=3)
+    images, _ = batches[0]
+    assert images.shape == (8, 64, 64, 3) and 0.3 < images.mean() < 0.7
+    again = StreamedBatches(found, recipe, seed=1, chunk=3)
+    np.testing.assert_array_equal(again[0][0], images)
+    again.epoch = 1
+    assert np.abs(again[0][0] - images).max() > 0
+    evaluated, _ = next(found.batches("validation", 24).as_numpy_iterator())
+    if made is None:  # As they are, and mirrored in training.
+        expected = {np.float32(e["image"]).mean() / 255 for e in splits["validation"]}
+        np.testing.assert_allclose(
+            sorted(evaluated.mean((1, 2, 3))), sorted(expected), 1e-5
+        )
+        known = [np.float32(each["image"]) / 255 for each in splits["train"]]
+        for image in images:
+            looks = [np.abs(image - view).max() for k in known for view in (k, k[:, ::-1])]
+            assert min(looks) < 1e-6

@@ -6,6 +6,7 @@ import pytest
 
 import nsl_keras
 from experiments.neural_similarity import methods
+from experiments.neural_similarity.implicit_regularization import effective_rank
 
 RNG = np.random.default_rng(7)
 
@@ -92,6 +93,11 @@ def test_maps_of_equal_size_share_their_adaptation(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5)
     assert len(loaded.trainable_variables) == len(model.trainable_variables)
+
+
+def test_the_effective_rank_of_equal_values_is_their_number():
+    for values, rank in (([2, 2, 2, 0], 3), ([1, 1e-9], 1), ([0, 0], 0)):
+        assert effective_rank(np.array(values, float)) == pytest.approx(rank, abs=1e-6)
 
 
 def test_the_row_of_table_3_with_shared_adaptations():

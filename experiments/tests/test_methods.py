@@ -36,6 +36,37 @@ def test_recipes_are_those_published():
     sgd = image_methods.published("cifar10", "nesterov")
     assert (sgd.steps, sgd.learning_rate) == (120_000, 0.1)
     assert image_methods.published_num_neighbors("cifar100") == 10_000
+    # 200 epochs, where the other rows have 400.
+    own = image_methods.published("cifar10", "maxl")
+    rates = [float(own.rates()(step)) for step in range(10_000, 80_000, 20_000)]
+    np.testing.assert_allclose(rates, [0.1, 0.05, 0.025, 0.0125])
+    optimizer = own.make_optimizer()
+    assert (own.steps, optimizer.momentum, own.penalty) == (80_000, 0.9, 5e-4)
+
+
+def test_a_dictionary_is_trained_by_sgd(narrow):
+    model = neighborhood_model("neighborhoods_sgd")
+    optimizer, before, velocity = model.optimizer, {}, 0
+    for step in range(2):
+        values = {each.path: each.numpy() for each in model.trainable_variables}
+        gradients = [np.full(each.shape, 1.0 + step) for each in model.trainable_variables]
+        optimizer.apply([keras.ops.cast(each, "float32") for each in gradients])
+        velocity = 0.9 * velocity - 0.1 * (1 + step)
+        for each in model.trainable_variables:
+            moved = each.numpy() - values[each.path]
+            by_sgd = "neighbor_dictionary" in each.path
+            assert by_sgd == bool(np.allclose(moved, velocity, atol=1e-6)), each.path
+            before[each.path] = by_sgd
+    assert sum(before.values()) == 2  # Keys and values.
+    assert int(optimizer.iterations) == 2
+
+
+def test_the_penalty_of_maxl_is_on_all_weights(narrow):
+    model = neighborhood_model("maxl_sgd")
+    weights = model.multi_task.trainable_variables
+    squares = sum(float(np.sum(each.numpy() ** 2)) for each in weights)
+    assert len({each.name for each in weights}) > 2
+    np.testing.assert_allclose(float(sum(model.multi_task.losses)), 2.5e-4 * squares, 1e-4)
 
 
 def neighborhood_model(name, num_neighbors=12):
