@@ -305,6 +305,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "static_few_shot": lambda: _few_shot_16(experiments.few_shot.table.ADAPTED),
     "episodic": lambda: _few_shot_16(experiments.few_shot.table.EPISODIC),
     "calibration": lambda: _shown(calibration.section(RESULTS), calibration.PLACE),
+    "uns": lambda: _shown(
+        experiments.neural_similarity.table.apart(
+            RESULTS, "cnn9_default_8-16-32_cifar10_5000_780_tuned", (0.01, 0.003)
+        ),
+        "neural_similarity_tuning.jsonl",
+        7,
+    ),
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "converged": _converged,
     "regression": lambda: _shown(

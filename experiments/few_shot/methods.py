@@ -143,23 +143,21 @@ class HeadFirst(few_shot.Finetuner):
     """Takes 20 steps of 0.05 with the classifier, then its own with the rest alone."""
 
     def _values_after(self, support: Any, labels: Any) -> list[Any]:
-        values, rule = self._after.values(), self.rule
         head = set(map(id, classifier_of(self._copy).variables))
-        turns = [id(each) in head for each in self._after.variables]
-        for turn, steps in ((True, 20), (False, self.steps)):
-            places = [place for place, own in enumerate(turns) if own == turn]
+        is_head = [id(each) in head for each in self._after.variables]
+        values, first = self._after.values(), few_shot.DampenedMomentum(0.05)
 
-            def merged(
-                own: list[Any], places: Any = places, old: Any = values
-            ) -> list[Any]:
-                new = dict(zip(places, own, strict=True))
-                return [new.get(place, value) for place, value in enumerate(old)]
+        def moved(new: list[Any], old: list[Any], turn: bool) -> list[Any]:
+            triples = zip(new, old, is_head, strict=True)
+            return [one if own == turn else other for one, other, own in triples]
 
-            def loss(own: list[Any], _: Any, merged: Any = merged) -> Any:
-                return keras.ops.mean(self._losses(merged(own), support, labels))
+        for turn, steps, rule in ((True, 20, first), (False, self.steps, self.rule)):
+            self.rule = rule
 
-            self.rule = few_shot.DampenedMomentum(0.05) if turn else rule
-            values = merged(self._descended([values[p] for p in places], loss, steps))
+            def loss(at: list[Any], _: Any, old: Any = values, turn: bool = turn) -> Any:
+                return keras.ops.mean(self._losses(moved(at, old, turn), support, labels))
+
+            values = moved(self._descended(values, loss, steps), values, turn)
         return values
 
 
@@ -275,8 +273,32 @@ _INNER_RATES = (0.01, 0.03, 0.1)
 #: Rates and numbers of the steps that adapt a static similarity in a test.
 _STEPS = ((0.2, 5), (0.2, 20), (0.05, 20))
 
+
+def _adapted(
+    title: str, rate: float, steps: int, network: str = "plain", **options: Any
+) -> Method:
+    rule = few_shot.DampenedMomentum(rate)
+    learner = functools.partial(finetuned, steps=steps, rule=rule, **options)
+    return Method(f"{title}, {steps} steps of {rate:g}", learner, network=network)
+
+
+_M: dict[str, Any] = {"variables": "similarity+classifier"}
 #: What could make an adapted static similarity gain.
 ADAPTED = {
+    **{
+        f"{name}_{rate:g}_{steps}": _adapted(title, rate, steps, **options)
+        for rate, steps in _STEPS
+        for name, title, options in (
+            ("head", "classifier alone", {}),
+            ("both", "M and classifier", _M),
+            ("after", "classifier, then M alone", {**_M, "kind": HeadFirst}),
+        )
+    },
+    "all_0.05_20": _adapted("all weights", 0.05, 20, variables="all"),
+    "static_trained_head": _adapted("M trained before, classifier", 0.05, 20, "static"),
+    "static_trained": _adapted(
+        "M trained before, M and classifier", 0.05, 20, "static", **_M
+    ),
     "meta_static_slow": _meta_learned(
         "meta-learned static NSN as published, inner rate 0.02",
         meta_static,
@@ -287,41 +309,6 @@ ADAPTED = {
         functools.partial(meta_static, variables="similarity"),
         inner_rates=(0.2,),
     ),
-    **{
-        f"static_trained{suffix}": Method(
-            f"static NSN, M trained before, {title}",
-            functools.partial(
-                finetuned,
-                variables=variables,
-                steps=20,
-                rule=few_shot.DampenedMomentum(0.05),
-            ),
-            network="static",
-        )
-        for suffix, title, variables in (
-            ("", "M and classifier", "similarity+classifier"),
-            ("_head", "classifier alone", "classifier"),
-        )
-    },
-    **{
-        f"{name}_{rate:g}_{steps}": Method(
-            f"{title}, {steps} steps of {rate:g}",
-            functools.partial(
-                finetuned, steps=steps, rule=few_shot.DampenedMomentum(rate), **options
-            ),
-        )
-        for name, title, options in (
-            ("head", "classifier alone", {}),
-            ("both", "M and classifier", {"variables": "similarity+classifier"}),
-            (
-                "after",
-                "classifier, then M alone",
-                {"variables": "similarity+classifier", "kind": HeadFirst},
-            ),
-            ("all", "all weights", {"variables": "all"}),
-        )
-        for rate, steps in _STEPS
-    },
 }
 
 METHODS = {

@@ -26,15 +26,6 @@ from nsl_keras.few_shot.functional import select_variables
 MakeLayer = Callable[..., keras.layers.Layer]
 
 
-@keras.saving.register_keras_serializable("experiments")
-def tenth(
-    recipe: nsl_keras.predictors.SimilarityPredictor, context: Any
-) -> list[keras.layers.Layer]:
-    """The layers of a `"sphere"` predictor that adds a tenth as much: a `kind`."""
-    hidden, output = recipe.hidden(context, "input"), recipe.output(context)
-    return [*hidden, keras.layers.ReLU(), *output, keras.layers.Rescaling(0.1)]
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """A row of a table: its title, its convolutions, and options of the network."""
@@ -109,7 +100,6 @@ UNS_METHODS = {
     "dynamic_uns_slow": _uns("a tenth of the rate in predictors", predictor_rate=0.1),
     "dynamic_uns_free": _uns("no weight decay of predictors", predictor_penalty=False),
     "dynamic_uns_warmup": _uns("warm-up of 100 steps", recipe={"warmup_steps": 100}),
-    "dynamic_uns_tenth": _uns("a tenth of what predictors return", tenth),
     "dynamic_uns_norm": _uns(
         "batch norms in predictors", own={"batch_normalization": True}
     ),

@@ -28,6 +28,40 @@ def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
     return "\n\n".join(parts)
 
 
+def apart(results: pathlib.Path, name: str, rates: tuple[float, ...]) -> str:
+    """Markdown of table "uns" from trials: differences at the first rate, and errors."""
+    records = runs.RunRecords(results / "neural_similarity_tuning.jsonl", name)
+    table = methods.TABLES["uns"]
+    at = {r: [run for run in records.runs if run["learning_rate"] == r] for r in rates}
+    found, setting = at[rates[0]], records.setting or {}
+    own = {"tuned": None, "recipe": {**setting["recipe"], "learning_rate": rates[0]}}
+
+    def errors(rate: float, name: str) -> dict[int, float]:
+        return _errors(at[rate], name, "validation_accuracy")
+
+    def loss(name: str) -> str:
+        return tables.mean(run["training_loss"] for run in tables.of_method(found, name))
+
+    made = tables.compared(
+        found,
+        {name: method.title for name, method in table.methods.items()},
+        table.baseline,
+        ("error, %", "difference to baseline"),
+        lambda name: errors(rates[0], name),
+        None,
+        {
+            "training loss": loss,
+            **{
+                f"error at {rate:g}, %": lambda name, rate=rate: tables.mean(
+                    errors(rate, name).values()
+                )
+                for rate in rates[1:]
+            },
+        },
+    )
+    return f"{_heading({**setting, **own}, records.runs, 'validation')}\n\n{made}"
+
+
 def tables_of(records: runs.RunRecords) -> list[str]:
     """Numbers of the tables of which there are more runs than the baseline's.
 
@@ -68,7 +102,7 @@ def not_run(numbers: list[str]) -> str:
     return "\n\n".join(parts)
 
 
-def _heading(setting: dict, found: list[dict]) -> str:
+def _heading(setting: dict, found: list[dict], part: str = "test") -> str:
     recipe = setting["recipe"]
     variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
     backend, version = found[0]["versions"]["backend"].split()
@@ -81,7 +115,7 @@ def _heading(setting: dict, found: list[dict]) -> str:
         f"{tables.commands(found)} with {backend} {version}. "
         f"{tables.training(setting)}, batch norm momentum "
         f"{setting['batch_normalization_momentum']:g}. Errors on "
-        f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
+        f"{setting[f'{part}_examples']:,} {part} images after the last step, in %, mean ± "
         "standard deviation over seeds; differences paired by seed."
     )
 
