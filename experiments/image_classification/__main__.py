@@ -80,7 +80,7 @@ def with_coarse_labels(found: ImageData) -> ImageData:
     return found.changed(lambda s: Split(s.images, coarse[s.labels]), class_names=names)
 
 
-def draw(names: list[str], found: ImageData, models: pathlib.Path) -> None:
+def draw(names: list[str], found: ImageData, models: pathlib.Path, place: str) -> None:
     """Draws the models of the first seed that are in the folder."""
     seed = FLAGS.seeds[0]
     trained = {
@@ -90,10 +90,9 @@ def draw(names: list[str], found: ImageData, models: pathlib.Path) -> None:
     }
     coarse = methods.EXPERIMENTS[FLAGS.experiment].coarse
     make = pictures.of_subcategories if coarse else pictures.of_neighbors
-    prefix = f"{FLAGS.backbone}_{FLAGS.dataset}"
     runs.write_figures(
         runs.results_folder(FLAGS.output_dir) / "figures",
-        {f"{prefix}_{name}": figure for name, figure in make(trained, found).items()},
+        {f"{place}_{name}": figure for name, figure in make(trained, found).items()},
     )
 
 
@@ -178,7 +177,7 @@ def main(_arguments: list[str]) -> None:
         if drawn is not None:
             runs.write_figures(folder, {f"{made.name}_{FLAGS.experiment}": drawn})
     if FLAGS.figures and not FLAGS.tune:
-        draw(names, fine, models)
+        draw(names, fine, models, place)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,13 @@ from experiments.common import runs, tables
 from experiments.image_classification import methods
 
 EXPERIMENTS = methods.EXPERIMENTS
+#: Pictures of one model, by the ends of their names.
+PICTURES = {
+    "prototype_cosines": "Figure 4. Cosines to prototypes",
+    "feature_map": "Figure 5. Entries among examples",
+    "subcategories": "Figure 6. Nearest images",
+    "entries": "Figures 9 and 10. Entries and the images nearest to them",
+}
 TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification"
 
 
@@ -24,10 +31,15 @@ def section(records: runs.RunRecords, experiments: list[str] | None = None) -> s
     chosen = experiments_of(records) if experiments is None else experiments
     trials = tables.trials_of(records)
     made = [_table(EXPERIMENTS[name], setting, found, trials) for name in chosen]
-    for name in chosen:
+    pictures = {name: EXPERIMENTS[name].title for name in chosen} | {
+        f"{name}_{end}": f"{title}: {method.title}"
+        for end, title in PICTURES.items()
+        for name, method in methods.METHODS.items()
+    }
+    for name, title in pictures.items():
         drawn = f"figures/{records.name}_{name}.png"
         if (records.path.parent / drawn).exists():
-            made.append(f"![{EXPERIMENTS[name].title}]({drawn})")
+            made.append(f"![{title}]({drawn})")
     return "\n\n".join([_heading(setting, found), *made])
 
 
@@ -101,6 +113,8 @@ def _table(
         return lambda name: tables.mean(tables.percent(found, name, key).values())
 
     more = {"before adaptation": mean_of("test_unadapted_accuracy")}
+    if any("rising_cosines" in run for run in found):
+        more["cosines that rise, %"] = mean_of("rising_cosines")
     if experiment.coarse:
         more["coarse classes, by nearest images"] = mean_of("coarse_induction_accuracy")
         more["fine classes, by nearest images"] = mean_of("induction_accuracy")

@@ -224,6 +224,12 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
             "MN, 2 S; MN, 0.2 / T",
             "convnet4_4-4-4-4_digits_30_2_A.4.png",
         ),
+        (
+            "image_classification",
+            [*CURVES, "--figures", "--method=neighborhoods"],
+            "| before adaptation | cosines that rise, % |",
+            "convnet4_4-4-4-4_digits_30_2_neighborhoods_feature_map.png",
+        ),
     ],
 )
 def test_smaller_commands_write_tables_and_pictures(

@@ -58,6 +58,22 @@ def test_a_global_similarity_of_positions_and_channels(similarity, data_format, 
     np.testing.assert_allclose(loaded(given), model(given), rtol=1e-6)
 
 
+def test_a_global_similarity_of_one_position_is_a_local_one():
+    """NSL Appendix B.1: both are equal on a map of one position."""
+    images = RNG.normal(size=(3, 1, 1, 5)).astype("float32")
+    layer = nsl_keras.layers.GlobalNeuralSimilarity2D(
+        "unconstrained", shared_by_channels=False
+    )
+    model = keras.Sequential([layer, keras.layers.Conv2D(4, 1, use_bias=False)])
+    model(images)
+    layer.similarity_parameters.assign(RNG.normal(size=(5, 5)))
+    local = nsl_keras.layers.NeuralSimilarityConv2D(4, 1, use_bias=False, similarity="full")
+    local(images)
+    local.kernel.assign(model.layers[1].kernel)
+    local.bilinear_form.similarity_parameters.assign(layer.similarity_parameters)
+    np.testing.assert_allclose(local(images), model(images), rtol=1e-4, atol=1e-5)
+
+
 def test_attention_is_of_positions_alone():
     with pytest.raises(ValueError, match="`shared_by_channels` must be True"):
         nsl_keras.layers.GlobalNeuralSimilarity2D("attention", shared_by_channels=False)
