@@ -88,7 +88,7 @@ def main(_arguments: list[str]) -> None:
         "neural_similarity",
         {name: chosen.methods[name].title for name in names},
         chosen.baseline,
-        lambda name: dataclasses.replace(trained, **chosen.methods[name].recipe),
+        lambda name: trained,
         make,
         finish,
         lambda model: served_size(model)["multiply_adds"],

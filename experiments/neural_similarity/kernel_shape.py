@@ -22,6 +22,7 @@ from absl import flags
 
 import nsl_keras
 from experiments.common import command, runs, tables
+from experiments.neural_similarity.methods import with_rate
 from experiments.neural_similarity.stability import BATCH, define_flags, digits_network
 from experiments.no_harm.training import accuracy
 
@@ -53,19 +54,6 @@ def layers_of(model: keras.Model) -> list[Any]:
     return [each for each in model.layers if hasattr(each, "bilinear_form")]
 
 
-class OwnRate(keras.optimizers.SGD):
-    """Multiplies the rate of the parameters of `D`: of SGD, by their gradients."""
-
-    factor = 1.0
-
-    def apply(self, grads: Any, trainable_variables: Any) -> Any:
-        factors = [
-            self.factor if each.name == "shape" else 1.0 for each in trainable_variables
-        ]
-        scaled = [g * factor for g, factor in zip(grads, factors, strict=True)]
-        return super().apply(scaled, trainable_variables)
-
-
 def prune(model: keras.Model, counts: list[int], order: str, seed: int) -> None:
     """Holds taps of static similarities at zero from now on."""
     random = np.random.default_rng(seed)
@@ -89,8 +77,10 @@ def train(name: str, seed: int, found: list[dict]) -> dict[str, Any]:
         similarity=nsl_keras.similarities.Diagonal(learn_shape=learned),
         predictor=predictor,
     )
-    model, (train, test, _) = digits_network(convolution, seed, OwnRate)
-    model.optimizer.factor = float(factor or 1)
+    model, (train, test, _) = digits_network(convolution, seed)
+    with_rate(
+        model.optimizer, [v for v in model.variables if v.name == "shape"], factor or 1
+    )
     fit = functools.partial(
         model.fit, train.images, train.labels, batch_size=BATCH, verbose=0
     )

@@ -41,8 +41,6 @@ class Method:
     #: Predictors' share of the learning rate, and whether their kernels are penalized.
     predictor_rate: float = 1.0
     predictor_penalty: bool = True
-    #: What the row changes in the recipe.
-    recipe: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def _of(title: str, layer: type[keras.layers.Layer], **options: Any) -> Method:
@@ -99,12 +97,9 @@ UNS_METHODS = {
     "dynamic_uns_blocks": _uns("in blocks of 2x2 (the default)"),
     "dynamic_uns_slow": _uns("a tenth of the rate in predictors", predictor_rate=0.1),
     "dynamic_uns_free": _uns("no weight decay of predictors", predictor_penalty=False),
-    "dynamic_uns_warmup": _uns("warm-up of 100 steps", recipe={"warmup_steps": 100}),
     "dynamic_uns_norm": _uns(
         "batch norms in predictors", own={"batch_normalization": True}
     ),
-    "dynamic_uns_bounded": _uns("bounded predictors", "full_sphere", BOUNDED),
-    "dynamic_uns_blocks_alone": _uns("no identity added", own={"residual": False}),
 }
 
 METHODS = {
@@ -437,17 +432,15 @@ def trainable(
     spared = [each for each in model.trainable_variables if each.name == "similarity"]
     top_5 = backbone.output_shape[-1] > 5
     compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)
-    slow(model.optimizer, own, method.predictor_rate)
+    with_rate(model.optimizer, own, method.predictor_rate)
     return model
 
 
-def slow(optimizer: Any, variables: Sequence[Any], share: float) -> None:
+def with_rate(optimizer: Any, variables: Sequence[Any], share: float) -> None:
     """Lets an optimizer, before its first step, move variables at a share of its rate."""
     # TensorFlow's optimizers get the variables that Keras's wrap.
-    slowed = {id(each) for variable in variables for each in (variable, variable.value)}
+    own = {id(each) for variable in variables for each in (variable, variable.value)}
     step = optimizer.update_step
-
-    def update_step(gradient: Any, variable: Any, rate: Any) -> None:
-        step(gradient, variable, rate * share if id(variable) in slowed else rate)
-
-    optimizer.update_step = update_step
+    optimizer.update_step = lambda gradient, variable, rate: step(
+        gradient, variable, rate * share if id(variable) in own else rate
+    )

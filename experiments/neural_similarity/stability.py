@@ -90,7 +90,7 @@ def define_flags() -> None:
 
 
 def digits_network(
-    convolution: Callable[..., keras.layers.Layer], seed: int, sgd: Any = None
+    convolution: Callable[..., keras.layers.Layer], seed: int
 ) -> tuple[keras.Model, Images]:
     """A narrow CNN, compiled, and the images that it learns."""
     images = DATASETS["digits"].load(seed)
@@ -98,7 +98,7 @@ def digits_network(
     shape, batch_norm = images.train.images.shape[1:], networks.BATCH_NORMS["unbiased"]
     make = networks.NETWORKS["narrow_cnn"].make
     model = make(shape, images.classes, convolution, batch_norm)
-    optimizer = (sgd or keras.optimizers.SGD)(FLAGS.learning_rate, FLAGS.momentum)
+    optimizer = keras.optimizers.SGD(FLAGS.learning_rate, FLAGS.momentum)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=False)
     return model, images

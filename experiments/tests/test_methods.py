@@ -118,7 +118,7 @@ def test_rows_of_neural_similarity_differ(number):
         )
         assert model.output_shape == (None, 10)
         # Predictors of different kinds and blocks have the same parameters.
-        changes = getattr(row.convolution, "keywords", {}), row.options, row.recipe
+        changes = getattr(row.convolution, "keywords", {}), row.options
         own = row.predictor_rate, row.predictor_penalty
         found[name] = (parameters(model), *map(str, changes), *own)
     assert len(set(found.values())) == len(found), found
