@@ -45,9 +45,7 @@ def convolutions(
             **{"batch_normalization": {"momentum": momentum}, "start": start, **options},
         )
     return functools.partial(
-        nsl_keras.layers.NeuralSimilarityConv2D,
-        similarity=similarity,
-        predictor=own,
+        nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=own
     )
 
 

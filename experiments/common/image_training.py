@@ -198,12 +198,7 @@ def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
 
 
 def train(
-    rows: Rows,
-    found: Images,
-    name: str,
-    seed: int,
-    rate: float | None,
-    state: pathlib.Path,
+    rows: Rows, found: Images, name: str, seed: int, rate: float | None, state: pathlib.Path
 ) -> dict:
     """Trains one row with one seed, evaluates it once, and returns its record.
 

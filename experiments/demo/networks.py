@@ -61,11 +61,7 @@ SETTINGS = {
 
 
 def build_model(
-    name: str,
-    setting: Setting,
-    input_shape: tuple[int, ...],
-    classes: int,
-    seed: int,
+    name: str, setting: Setting, input_shape: tuple[int, ...], classes: int, seed: int
 ) -> keras.Model:
     """Returns one of `TITLES`, built: all end in a cosine classifier of logits."""
     if name.startswith("linear"):

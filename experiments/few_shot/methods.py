@@ -325,9 +325,7 @@ METHODS = {
         ),
     ),
     "nearest_neighbor": Method(
-        "nearest neighbor",
-        _learner(NearestNeighbor),
-        paper={"cnn4": "51.04 ± 0.65"},
+        "nearest neighbor", _learner(NearestNeighbor), paper={"cnn4": "51.04 ± 0.65"}
     ),
     "nearest_centroid": Method("nearest centroid", nearest_centroid),
     "matching_net": _from_scratch(

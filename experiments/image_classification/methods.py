@@ -17,12 +17,7 @@ from typing import Any
 import keras
 
 import nsl_keras
-from experiments.common.recipe import (
-    HalvingRecipe,
-    Recipe,
-    compile_classifier,
-    spared_of,
-)
+from experiments.common.recipe import HalvingRecipe, Recipe, compile_classifier, spared_of
 from experiments.image_classification import curves
 from experiments.image_classification.maxl import Maxl, maxl
 from experiments.networks.densenet import densenet_bc

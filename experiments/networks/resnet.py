@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 import keras
 
-from nsl_keras.backbones import (
-    FAST_BATCH_NORMALIZATION,
-    Factory,
-    Units,
-    he_normal,
-)
+from nsl_keras.backbones import FAST_BATCH_NORMALIZATION, Factory, Units, he_normal
 from nsl_keras.layers import BatchNormalization
 
 

@@ -91,8 +91,7 @@ def images(dataset: str, found: data.ImageData, seed: int) -> Images:
     classes = np.sort(rng.permutation(np.unique(found.train.labels))[:CLASSES])
     members = rng.permutation(np.flatnonzero(np.isin(found.train.labels, classes)))
     chosen = data.Split(
-        found.train.images[members],
-        np.searchsorted(classes, found.train.labels[members]),
+        found.train.images[members], np.searchsorted(classes, found.train.labels[members])
     )
     count = min(TRAINING_IMAGES, len(members) * 4 // 5)
     rest = data.Split(chosen.images[count:], chosen.labels[count:])

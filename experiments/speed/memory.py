@@ -48,11 +48,7 @@ def rows(xla: bool) -> Iterator[dict[str, Any]]:
             sizes = neighborhoods.CASE
         elif case in NETWORKS:
             sizes, step = f"{SIZE}x{SIZE}, 4x{CHANNELS}, B={OF_NETWORKS}", "training step"
-        yield {
-            "case": f"{sizes}, {step}",
-            "candidate": case,
-            "mebibytes": mebibytes,
-        }
+        yield {"case": f"{sizes}, {step}", "candidate": case, "mebibytes": mebibytes}
 
 
 def step_of(case: str, xla: bool) -> measure.Step:
