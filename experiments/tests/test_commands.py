@@ -84,23 +84,23 @@ def test_regression_on_features_has_records_of_its_own(tmp_path, eager):
     assert names == {"diabetes_features_True_key_deviation_0.1"}
 
 
-def test_trials_choose_the_rate(tmp_path):
-    module = "experiments.neural_similarity"
+def test_trials_choose_the_rate(tmp_path, eager):
+    module = "experiments.image_classification"
     flags = (
-        *("--table=cost", "--filters=4,4,8", "--train_size=16", "--batch_size=16"),
-        *("--epochs=2", "--optimizer=adam", "--cosine_decay", "--input=standardized"),
-        *("--verbose=0", "--nojit_compile", "--method=cnn", "--rates=1e-3,1e30"),
-        *folders(tmp_path),
+        *("--filters=4,4,4,4", "--train_size=16", "--batch_size=16", "--epochs=2"),
+        *("--optimizer=adam", "--cosine_decay", "--input=standardized"),
+        *("--verbose=0", "--nojit_compile", "--method=plain", "--rates=1e-3,1e30"),
+        *folders(tmp_path, models=True),
     )
-    assert "| cnn | 1e+30 | diverged" in run_well(module, *flags, "--tune")
-    trials = records(tmp_path, "neural_similarity_tuning")
+    assert "| plain | 1e+30 | diverged" in run_well(module, *flags, "--tune")
+    trials = records(tmp_path, "image_classification_tuning")
     assert len(trials) == 2
     assert not any("test_accuracy" in trial for trial in trials)
     run_well(module, *flags, "--tuned", "--step_times")
-    (record,) = records(tmp_path, "neural_similarity")
+    (record,) = records(tmp_path, "image_classification")
     assert record["learning_rate"] == 1e-3
     assert 0 < record["step_time"]["low"] <= record["step_time"]["high"]
-    code, _ = run(module, *flags, "--method=static_dns", "--tuned")
+    code, _ = run(module, *flags, "--method=plain_film", "--tuned")
     assert "needs the same trials of every row" in code
 
 
