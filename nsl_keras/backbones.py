@@ -107,6 +107,7 @@ def cnn9(
     For 10 classes it has 511,200 trainable parameters, 511,281 with static DNS and 511,929
     with static UNS; with the authors' predictors (`start="published"`), 890,946 with
     dynamic DNS and 2,014,560 with dynamic UNS.
+
     Args:
         Same as `convnet4`, plus:
         input_shape: tuple of 3 ints, at least 8x8 pixels.
@@ -214,7 +215,7 @@ def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
     sizes = height_and_width(input_shape)
     if len(sizes) != 2 or any(size is not None and size < least for size in sizes):
         raise ValueError(
-            f"`input_shape` must be that of images of at least {least}x{least} pixels. "
+            f"`input_shape` must describe images of at least {least}x{least} pixels. "
             f"Received: input_shape={tuple(input_shape)}"
         )
 

@@ -1,4 +1,4 @@
-"""Configs: arguments that are attributes, objects by name, and functions as they are."""
+"""Makes configs from attributes, and objects from configs; functions are not serialized."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, 
 
 
 def remade(layer: Any, kind: Any = None, config: Any = None, **changes: Any) -> Any:
-    """Returns an object made from a layer's config, with its functions as they are.
+    """Remakes a layer from its config, without serializing its functions.
 
-    `kind` is its class, if another one. Those in sublayers, whose configs the layer's
-    config holds, are found by name: two of one name must be registered.
+    `kind` is the new class; `None` keeps the layer's. Functions of sublayers are found by
+    name, so two functions of the same name must be registered.
     """
     parts = [value for part in sublayers(layer) for value in vars(part).values()]
     found = {id(each): each for value in parts for each in _functions(value)}
@@ -48,7 +48,7 @@ def arguments_of(
 ) -> dict[str, Any]:
     """Returns a class's own arguments, which are attributes of a layer, for its config.
 
-    Arguments that are `serialized` already are left out.
+    It leaves out arguments that are already `serialized`.
     """
     left_out = {"self", "args", "kwargs", *serialized}
     serialize = keras.saving.serialize_keras_object
@@ -57,7 +57,7 @@ def arguments_of(
 
 
 def arguments_of_classes(layer: Layer, serialized: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns `arguments_of` a class of this package, also for your subclasses of it."""
+    """Returns `arguments_of` a layer's classes, up to the first class of this package."""
     found: dict[str, Any] = {}
     for kind in type(layer).__mro__:
         found |= arguments_of(layer, kind, [*serialized, *found])

@@ -43,9 +43,9 @@ def save_model(
     | `neighbors` | `entries`, `classes`, and the rest of `Neighbors` |
 
     `classify` needs TensorFlow and a model of logits with `class_names`, which `adapt`
-    returns. Only a `MetaNeighborhoodModel` has the last three signatures. `entries` are the
-    indices of the `k` dictionary entries of largest attention, and `classes` (of
-    classifiers) are their classes, both of shape `(batch, k)`.
+    returns. Only a `MetaNeighborhoodModel` gets the last three signatures. `entries` are
+    the indices of the `k` dictionary entries with the largest attention, and `classes` (of
+    classifiers) are the entries' classes, both of shape `(batch, k)`.
     `MetaNeighborhoodModel.neighbors` explains the other outputs.
 
     A single input is named `inputs`. Several inputs keep the names of the model's inputs
@@ -72,13 +72,13 @@ def save_model(
             inputs to tensors whose first axis is the batch. They replace signatures above
             of the same name. A signature that looks up words must be a Keras model or
             layer, so that its vocabulary is written too.
-        preprocessing: Keras model, layer or other function that returns the model's
-            inputs. It becomes part of every signature; on words see `signatures`. For bytes
-            of any size pass a model of `keras.Input((None, None, 3), dtype="uint8")`; a
-            layer or function takes the size and dtype of `examples`.
+        preprocessing: Keras model, layer or other function that returns the model's inputs.
+            It becomes part of every signature; for words see `signatures`. For bytes of any
+            size pass a model of `keras.Input((None, None, 3), dtype="uint8")`; a layer or
+            function takes the size and dtype of `examples`.
         examples: Batch of inputs on which the SavedModel is compared with `model`; `None`
-            draws random numbers. Required unless a functional model takes the inputs,
-            and they have known sizes and no text.
+            draws random numbers. Required unless the inputs go to a functional model, have
+            known sizes, and contain no text.
         k: int, the number of `neighbors`.
 
     Raises:
@@ -156,8 +156,8 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
         known = all(None not in x.shape[1:] and x.dtype != "string" for x in symbols)
     if examples is None and not known:
         raise ValueError(
-            "`examples` must be given, a batch of inputs of a request, unless a functional "
-            "model takes the inputs, of known sizes and no text. Received: examples=None, "
+            "`examples` must be given, unless the inputs go to a functional model, have "
+            "known sizes, and contain no text. Received: examples=None, "
             f"model={model.name!r}, preprocessing={preprocessing!r}"
         )
     inputs = tree.map_structure(_spec, tensors)

@@ -30,9 +30,9 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
 
 
 class KeepsFrozen(keras.layers.Layer):
-    """Private mixin of layers that make sublayers: files keep which of them are frozen.
+    """Private mixin of layers that make sublayers: saves which sublayers are frozen.
 
-    Keras keeps flags in configs, and these sublayers have none.
+    Keras saves flags in configs, but these sublayers are in no config.
     """
 
     def get_build_config(self) -> Any:

@@ -89,7 +89,7 @@ def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def name_shapes(model: Any, inputs: Any, error: ValueError) -> None:
-    """Raises with the shapes that a graph takes, after an error from a call on others."""
+    """Raises with the shapes that a graph takes, after a call on other shapes failed."""
     expected = [each.shape for each in getattr(model, "inputs", None) or ()]
     received = [tuple(getattr(each, "shape", ())) for each in tree.flatten(inputs)]
     if not all(map(fits, expected, received)):
@@ -347,7 +347,7 @@ class _Rebuilding:
         return copy
 
     def _from_config(self, layer: keras.Operation) -> keras.Operation:
-        """Returns a copy, of one object for what several layers share."""
+        """Returns a copy; what several layers share stays one object."""
         config = layer.get_config()
         for name, value in config.items():
             number = value.get("shared_object_id") if isinstance(value, dict) else None

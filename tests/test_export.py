@@ -249,10 +249,10 @@ def few_entries():
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (Unshaped, {}, ValueError, "`examples` must be given, a batch"),
+        (Unshaped, {}, ValueError, "`examples` must be given, unless"),
         (
             lambda: model_of(keras.layers.Conv1D(3, 3), (None, 1)),
-            *({}, ValueError, "`examples` must be given, a batch"),
+            *({}, ValueError, "`examples` must be given, unless"),
         ),
         (
             lambda: calling(lambda x: x + float(tf.executing_eagerly())),

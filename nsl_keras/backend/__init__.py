@@ -61,7 +61,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def wide_dtype(dtype: Any) -> str:
-    """Returns float32, or float64 for that: on JAX `result_type` never returns float64."""
+    """Returns float64 for float64, else float32; on JAX `result_type` knows no float64."""
     return "float64" if dtype == "float64" else "float32"
 
 

@@ -72,7 +72,7 @@ def map_chunks(
 ) -> Any:
     """Applies a function to all entries; the backward pass computes it anew.
 
-    Without chunks: XLA orders what it computes so that little is there at a time.
+    It needs no chunks: XLA orders the operations so that little is in memory at a time.
     """
     return jax.checkpoint(function)(*shared, *entries)
 

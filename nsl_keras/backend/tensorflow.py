@@ -35,7 +35,7 @@ def gradients_of(
     gradients = tape.gradient(value, at)
     if gradients and all(gradient is None for gradient in gradients):
         raise RuntimeError(
-            "The inner steps must be recorded by a gradient tape, and none records here. "
+            "The inner steps must be recorded by a gradient tape, but none is recording. "
             "On TensorFlow, `keras.remat`, `keras.RematScope` and `tf.recompute_grad` stop "
             "all tapes: apply them to the backbone alone, not to a head or a model that "
             "is finetuned, or use the JAX backend. Forward-mode derivatives of several "

@@ -169,7 +169,7 @@ class Adapting:
         if self.effective_batch_normalization == "transductive":
             raise ValueError(
                 '`batch_normalization` must be "support" or "moving" for `adapt`, whose '
-                "model takes each example alone, without statistics of other queries. "
+                "model takes single examples and knows no statistics of other queries. "
                 f"Received: batch_normalization={self.batch_normalization!r}"
             )
         if self.ways_are_fixed and ways != self.ways:
@@ -191,10 +191,10 @@ class Adapting:
         """Builds the learner for examples and labels of these shapes."""
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
-        """Returns the model for a support set, or its layers; targets have no `ways`.
+        """Returns three things for a support set; `ways` is `None` for targets.
 
-        Then a learner of episodes that gives the same logits, and the support examples as
-        this learner takes them.
+        They are the model or its layers, a learner of episodes that gives the same logits,
+        and the support examples as this learner takes them.
         """
         raise NotImplementedError
 
@@ -271,7 +271,7 @@ def adapted_copy(
         _, found = FunctionalModel(copied, (), policy).outputs([], examples)
         if len(set(map(id, found.layers))) < len(found.layers):
             raise ValueError(
-                '`batch_normalization` must be "moving" for `adapt` where layers share a '
+                '`batch_normalization` must be "moving" for `adapt` if layers share a '
                 f'batch norm. Received: batch_normalization="support", model {model.name!r}'
             )
         statistics = iter(found.values)

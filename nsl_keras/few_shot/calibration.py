@@ -1,4 +1,4 @@
-"""The temperature that makes an adapted classifier's probabilities honest."""
+"""The temperature that calibrates an adapted classifier's probabilities."""
 
 from __future__ import annotations
 

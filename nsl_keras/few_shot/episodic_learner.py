@@ -187,6 +187,6 @@ def episode_shapes(
     raise ValueError(
         "Inputs must be (support_images, support_labels, query_images), of shapes (batch, "
         f"support examples, ...), ({of_labels}) and (batch, queries, ...), with examples "
-        "of one shape. For a model of single examples call `adapt` with the support set. "
+        "of one shape. To classify single examples, call `adapt` with the support set. "
         f"Received: input_shape={input_shape}"
     )

@@ -181,7 +181,7 @@ def _checked_logits(
 def compare(first: Evaluation, second: Evaluation) -> Difference:
     """Returns the difference of two learners' accuracies, first minus second, by episode.
 
-    Its interval is narrower than those of the accuracies: episodes vary less in pairs.
+    Its interval is narrower than the accuracies' own, because episodes vary less in pairs.
 
     Args:
         first: `Evaluation` of one learner.

@@ -141,8 +141,8 @@ class FunctionalModel:
         gone = [each.path for each in self._variables if id(each) not in present]
         if gone:
             raise ValueError(
-                "`model` must keep its variables: quantize it before a learner is made of "
-                "it, or quantize what `adapt` returns. Received: model "
+                "`model` must keep its variables: quantize it before you make a learner "
+                "of it, or quantize what `adapt` returns. Received: model "
                 f"{self.model.name!r} without {gone}"
             )
         return self._variables

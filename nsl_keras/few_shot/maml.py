@@ -41,7 +41,7 @@ class MAML(EpisodicLearner):
     The first line is repeated `inner_steps` times; `rate` is the inner learning rate. `fit`
     trains all trainable variables of the network (and learned rates) on the loss of these
     outputs, through the inner steps. It trains the wrapped model itself, which a call never
-    changes. Freeze layers before you make the learner, because it then chooses what adapts.
+    changes. Freeze layers before you make the learner, which then chooses what adapts.
 
     For ANIL, pass `inner_variables="classifier"`.
 
@@ -70,7 +70,7 @@ class MAML(EpisodicLearner):
             those of the support set, also for the queries. `"transductive"` uses those of
             each set, so that an answer depends on the other queries, as in most of MAML's
             published numbers before 2020. Both need this package's batch norms
-            (`convert.convert_batch_norms`) unless these are frozen: then they use their
+            (`convert.convert_batch_norms`), except frozen batch norms, which use their
             moving statistics. `"moving"` uses the moving statistics of a pretrained
             network, which training leaves as they are.
         inner_loss: `None` for classification. For regression, a Keras loss or its name, for
@@ -170,8 +170,8 @@ class MAML(EpisodicLearner):
         shape: tuple[Any, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
         if None in shape or (self.classifies and (len(shape) != 1 or shape[0] < 2)):
             raise ValueError(
-                "`model` must return logits of shape (batch, ways), of two or more ways, "
-                "or with an `inner_loss` one output of known sizes. "
+                "`model` must return logits of shape (batch, ways) for two or more ways, "
+                "or, with an `inner_loss`, one output of known sizes. "
                 f"Received: model {self.model.name!r} with outputs {found!r}"
             )
         if self.classifies:

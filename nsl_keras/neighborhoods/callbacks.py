@@ -157,9 +157,8 @@ class DictionaryInitializer(_NeighborhoodCallback):
     def on_train_end(self, logs: Any = None) -> None:
         if self._epoch < self.epochs:
             warnings.warn(
-                "`DictionaryInitializer` did not set the entries: training ended before "
-                f"the epoch that follows {self.epochs} others. Received: "
-                f"epochs={self.epochs}",
+                "`DictionaryInitializer` did not set the entries, because training ended "
+                f"within its first {self.epochs} epochs. Received: epochs={self.epochs}",
                 stacklevel=2,
             )
 

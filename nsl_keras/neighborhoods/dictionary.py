@@ -143,7 +143,7 @@ class NeighborDictionary(keras.layers.Layer):
         """Sets `num_values` and `task` to those of the head if they are `None`.
 
         Raises:
-            ValueError: If given ones differ from the head's, or fixed values do not fit.
+            ValueError: If either differs from the head's, or fixed values do not fit.
         """
         for name, own, given in (
             ("num_values", self.num_values, num_values),
@@ -275,8 +275,8 @@ class NeighborDictionary(keras.layers.Layer):
     def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> np.ndarray:
         """Sets the entries to examples, drawn at random without replacement.
 
-        Features become the keys. Targets become the values, or labels do, smoothed by 1 %
-        so that the values can still learn. Classes get equal shares of the entries (if a
+        Features become the keys. Targets, or labels smoothed by 1 % so that training can
+        still change them, become the values. Classes get equal shares of the entries (if a
         class has too few examples, other classes fill up), or the shares of fixed one-hot
         values.
 

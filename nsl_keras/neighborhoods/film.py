@@ -17,7 +17,7 @@ from nsl_keras.neighborhoods.key_metrics import Cosine
 class InstanceFiLM(keras.layers.Layer):
     """Instance-wise feature modulation: `y = (1 + w G) a + w B` per channel.
 
-    The mean `g` of an example's feature map over space is looked up in a small dictionary,
+    The spatial mean `g` of an example's feature map is looked up in a small dictionary,
 
         w = softmax_j(sharpness * cos(g, k_j)),
 
@@ -265,7 +265,7 @@ def _is_norm(layer: Any) -> bool:
 def _channel_axis(call: rewiring.Call, calls: list[rewiring.Call]) -> int:
     """Returns the channel axis of a call's outputs, 1 or -1.
 
-    A layer without one, such as an activation, takes that of other layers of its rank.
+    A layer that names none, such as an activation, takes that of layers of its rank.
     """
     rank, own = len(call.output_shapes[0]), _stated_axis(call)
     alike = [each for each in calls if len(each.output_shapes[0]) == rank]

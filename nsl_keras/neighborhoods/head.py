@@ -173,8 +173,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         if len(outputs) != 2 or not isinstance(outputs[-1], int) or outputs[-1] < least:
             raise ValueError(
                 "`head` must map features to one tensor of shape (batch, classes), with at "
-                "least two classes (use `Dense(2)` for a binary classifier), or with "
-                'task="regression" of shape (batch, outputs). '
+                "least two classes (use `Dense(2)` for a binary classifier), or, with "
+                'task="regression", of shape (batch, outputs). '
                 f"Received: output shape {outputs}"
             )
         if self.task == "classification":
@@ -286,8 +286,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     def limit_rates(self) -> None:
         """Lowers the inner learning rates to `1 / (curvature * (mean |key|^2 + 1))`.
 
-        At that learning rate a step of a dense layer, whose bias is the 1, does not
-        overshoot the loss of an entry of average norm. `CosineDense` has inputs of norm 1.
+        At that learning rate a step of a dense layer (1 is its bias) does not overshoot the
+        loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
         """
         layers = (
             self.head.layers if isinstance(self.head, keras.Sequential) else [self.head]

@@ -17,8 +17,8 @@ NORM_EPSILON = 1e-12
 def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
     """Returns `1 / sqrt(max(sum(a^2), 1e-12))` of the vectors along `axis`, which is kept.
 
-    It is exact for vectors longer than 1e-6, and 0 for a zero vector, which has no
-    direction: the formula's 1e6 would be its gradient, and ruin the training.
+    It is exact for vectors longer than 1e-6. For a zero vector, which has no direction, it
+    is 0, because the formula's 1e6 would become a gradient that ruins the training.
     """
     squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
     inverse = ops.rsqrt(ops.maximum(squares, NORM_EPSILON))

@@ -40,7 +40,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     To measure what adaptation adds, compile and evaluate `unadapted` as well. It is not a
     baseline: compare with the plain model, trained in the same way. If adaptation changes
-    nothing, look at `inner_rates`: training may have driven them to zero.
+    nothing, look at `inner_rates`, which training may have driven to zero.
 
     The authors do not decay the dictionary, head or inner learning rates. To do the same,
     call `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
@@ -263,9 +263,9 @@ class MetaNeighborhoodModel(CheckedModel):
         """Sets the dictionary's entries to examples; see `NeighborDictionary`.
 
         Features of the drawn examples become the keys, and their smoothed labels or targets
-        become the values. With a backbone, do this once it is trained. Inner learning rates
-        that are not fixed are lowered until a step on an entry of average norm does not
-        overshoot, because norms may be large (not for a `CosineDense` head).
+        become the values. With a backbone, do this once it is trained. Because norms may be
+        large, inner learning rates are lowered until a step on an entry of average norm
+        does not overshoot, unless they are fixed or the head is a `CosineDense`.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.

@@ -50,7 +50,7 @@ def split_classifier(
     ):
         raise ValueError(
             "`model` must have one output, of shape (batch, classes) or (batch, targets), "
-            "from a last layer that it uses once. Received: output shapes "
+            "and use its last layer once. Received: output shapes "
             f"{[output.shape for output in model.outputs]}, layer {last.name!r} used "
             f"{uses} times"
         )

@@ -107,8 +107,8 @@ def add_similarity(
     similarity = similarities.get(similarity)
     if getattr(predictor, "shared_network", None) is not None:
         raise ValueError(
-            "`predictor` must be a new `SharedSimilarityPredictor`, without the network of "
-            f"other layers. Received: predictor={predictor!r}"
+            "`predictor` must be a new `SharedSimilarityPredictor`, which no layer uses. "
+            f"Received: predictor={predictor!r}"
         )
     convertible = [
         layer

@@ -26,7 +26,7 @@ _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format"
 
 
 class _Penalty(keras.regularizers.Regularizer):
-    """The penalty of a form: Keras before 3.11 takes no functions."""
+    """The penalty of a form, as a class because Keras before 3.11 takes no functions."""
 
     def __init__(self, form: BilinearForm) -> None:
         self.form = form
@@ -89,7 +89,7 @@ class BilinearForm(keras.layers.Layer):
             or starts_elsewhere
         ):
             raise ValueError(
-                "`similarity` with a predictor must not be static only, and takes no "
+                "`similarity` with a predictor must not be `static_only`, and must not set "
                 "`initializer`, `constraint` or `shared_by`. Received: "
                 f"similarity={type(self.similarity).__name__} with "
                 f"{self.similarity.get_config()}, predictor={self.predictor!r}"

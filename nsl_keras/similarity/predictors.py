@@ -126,13 +126,13 @@ class SimilarityPredictor:
         "cnn":          Conv(H) -> BN -> ReLU -> Conv(T) -> BN
 
     For all other similarities (`T^2` outputs if unconstrained) there is no batch norm,
-    except after the output of `"cnn"`, and two in `"full_sphere"`.
-    Only `"full_sphere"` with `batch_normalization=False` and `start="published"` keeps its
-    predictions within [-1, 1], as the paper's Section 3.3.1 describes them.
+    except one after the output of `"cnn"` and two in `"full_sphere"`. Only `"full_sphere"`
+    with `batch_normalization=False` and `start="published"` keeps its predictions within
+    [-1, 1], as the paper's Section 3.3.1 describes them.
 
     The first layer has the convolution's kernel size, strides, padding and dilation; the
-    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers a
-    full convolution would cost many times the layer. There a 1x1 bottleneck of 8 filters
+    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers,
+    where a full convolution would cost many times the layer, a 1x1 bottleneck of 8 filters
     comes first, and the second layer has the convolution's geometry, except with
     `start="published"` or `output_kernel_size`.
 
@@ -141,9 +141,9 @@ class SimilarityPredictor:
 
     Args:
         kind: `"sphere"`, `"full_sphere"`, `"cnn"`, or a function of the recipe and the
-            `LayerContext` that returns a list of layers. The recipe's methods `hidden`
-            and `output` make the layers above; anything may stand between them. If the
-            function makes another recipe, pass that
+            `LayerContext` that returns a list of layers. The recipe's methods `hidden` and
+            `output` make the layers above; anything may stand between them. If the function
+            makes another recipe, give that recipe
             `downsampling=recipe.block_side(context)`. To save models with the function,
             register it with `keras.saving.register_keras_serializable`.
         width: int or `None`, the width of the hidden layer. `None` is half the width of

@@ -35,9 +35,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     Args:
         predictor: A `SimilarityPredictor`, or a name of its `kind`.
         adapted_filters: int, the number of channels after each layer's adaptation.
-        share_adaptations: bool, whether layers that are alike in the size of their input
-            and in kernel size, strides, padding and dilation have one adaptation together.
-            Unknown sizes are alike.
+        share_adaptations: bool, whether layers of equal input size, kernel size, strides,
+            padding and dilation share one adaptation. Unknown sizes count as equal.
         **kwargs: `name` and `trainable` of `keras.layers.Layer`.
 
     Input shape:
@@ -48,8 +47,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         parameters of `M`; `(batch, outputs)` if pooled.
 
     Raises:
-        ValueError: At construction, for arguments outside the ranges above; when layers
-            are built that the network does not fit.
+        ValueError: At construction, for arguments outside the ranges above; when a layer is
+            built that the network does not fit.
 
     Example:
 
@@ -129,7 +128,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         if (padding, context.geometry["kernel_size"]) != self._shared:
             raise ValueError(
                 "A shared `predictor` must be given to layers with the same kernel size, "
-                "all of them causal or none. Received: "
+                "all causal or none. Received: "
                 f"{self.name!r} for a layer with kernel_size="
                 f"{context.geometry['kernel_size']}, padding={padding!r}"
             )

@@ -73,7 +73,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
 
     Raises:
         ValueError: For a remote folder, or an `every` below 1; in `fit`, if the model is
-            not built, or the states are those of another model or other `callbacks`.
+            not built, or the states belong to another model or other `callbacks`.
 
     Example:
 
@@ -191,8 +191,8 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         self.model.history.history = rest["history"]
         if len(rest["callbacks"]) != len(self.callbacks):
             raise ValueError(
-                "`callbacks` must be those that the state was kept with. Received: "
-                f"{len(self.callbacks)} callbacks, there {len(rest['callbacks'])}"
+                "`callbacks` must be those of the saved state. Received: "
+                f"{len(self.callbacks)} callbacks, not {len(rest['callbacks'])}"
             )
         for callback, progress in zip(self.callbacks, rest["callbacks"], strict=True):
             vars(callback).update(progress)

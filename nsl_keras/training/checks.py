@@ -110,7 +110,7 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return super().evaluate(*bound.args[1:], **bound.kwargs)
 
     def _checked(self, x: Any, y: Any = None) -> Any:
-        """Returns `x`, whose arrays or first batch are checked, but no ignored targets.
+        """Checks arrays or the first batch, except ignored targets, and returns `x`.
 
         It checks targets of zero weight too: Keras multiplies them, and NaN times 0 is NaN.
         """

@@ -75,7 +75,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))
 
     The first step replaces the start. From then on the average covers the last batch and
-    about 32 examples before it, or a 512th of all examples, whichever is more. An example
+    about 32 examples before it, or a 512th of all examples if that is more. An example
     counts by its fraction of unmasked steps, and an empty batch leaves the statistics
     unchanged. After about `512 / (1 - momentum)` steps the average equals Keras's. In
     training the outputs equal those of `keras.layers.BatchNormalization`, into which

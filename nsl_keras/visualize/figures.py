@@ -1,4 +1,4 @@
-"""What the pictures share: images and names, figures, colors, grids, and matrices."""
+"""What all pictures share: images and names, figures, colors, grids, and matrices."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:
     names = range(classes) if class_names is None else class_names
     if len(names) != classes:
         raise ValueError(
-            f"`class_names` must hold {classes} names, one for each class. "
+            f"`class_names` must hold {classes} names, one per class. "
             f"Received: {len(names)} names"
         )
     return [str(name) for name in names]

@@ -21,7 +21,7 @@ def plot_neighbors(
     k: int = 5,
     class_names: Sequence[str] | None = None,
 ) -> figures.Figure:
-    """Draws predictions, each beside the training images that it attends to most.
+    """Draws predictions, each beside the training images that the model attends to most.
 
     Each dictionary entry stands for the example nearest to it. An example's share of the
     attention, written below it, is the sum over its entries.

@@ -100,7 +100,7 @@ def test_what_cannot_be_adapted():
     shared = keras.Sequential([*network.layers, keras.layers.Conv2D(4, 1), twice])
     shared.build((None, 6, 6, 1))
     made = few_shot.ProtoNet(shared, batch_normalization="support")
-    with pytest.raises(ValueError, match=r"where layers share a batch norm.*Received"):
+    with pytest.raises(ValueError, match=r"if layers share a batch norm.*Received"):
         made.adapt(SUPPORT, LABELS)
     dense = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten()])
     dense.add(keras.layers.Dense(4))

@@ -151,7 +151,7 @@ def test_errors_of_predictors_that_look_ahead_or_do_not_fit():
         build(SharedSimilarityPredictor(SimilarityPredictor(pooled=True)))
     shared = SharedSimilarityPredictor()
     build(shared, padding="same")
-    with pytest.raises(ValueError, match=r"all of them causal or none.*'causal'"):
+    with pytest.raises(ValueError, match=r"all causal or none.*'causal'"):
         build(shared)
     with pytest.raises(ValueError, match=r"with the same kernel size.*kernel_size=\(4"):
         build(shared, 4, "same")

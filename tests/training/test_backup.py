@@ -148,7 +148,7 @@ def test_processes_that_share_a_folder(tmp_path):
 def test_a_state_of_another_training(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(dense_model(), tmp_path, killed_at=1)
-    with pytest.raises(ValueError, match=r"`callbacks` must be those .* 1 callbacks, th"):
+    with pytest.raises(ValueError, match=r"`callbacks` must be those .* 1 callbacks, not"):
         fit(dense_model(), tmp_path, others=[Counting()])
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
     model.compile("adam", "sparse_categorical_crossentropy")
