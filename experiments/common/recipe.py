@@ -132,17 +132,18 @@ class DictionarySGD(keras.optimizers.AdamW):
 
     def build(self, variables: list) -> None:
         super().build(variables)
-        self.all = list(variables)
-        self.velocities = {
+        velocities = {
             each.path: self.add_variable_from_reference(each, name="velocity")
             for each in variables
             if "neighbor_dictionary" in each.path
         }
+        # Keras would take all that an attribute holds for the optimizer's own.
+        object.__setattr__(self, "parts", (list(variables), velocities))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        others = []
-        for gradient, each in zip(grads, trainable_variables or self.all, strict=True):
-            velocity = self.velocities.get(each.path)
+        (variables, velocities), others = self.parts, []
+        for gradient, each in zip(grads, trainable_variables or variables, strict=True):
+            velocity = velocities.get(each.path)
             if velocity is None:
                 others.append((gradient, each))
                 continue

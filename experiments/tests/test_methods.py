@@ -59,6 +59,9 @@ def test_a_dictionary_is_trained_by_sgd(narrow):
             before[each.path] = by_sgd
     assert sum(before.values()) == 2  # Keys and values.
     assert int(optimizer.iterations) == 2
+    own = {id(each) for each in optimizer.variables}
+    assert len(own) == len(optimizer.variables)
+    assert not own & {id(each) for each in model.variables}
 
 
 def test_the_penalty_of_maxl_is_on_all_weights(narrow):
