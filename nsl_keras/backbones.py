@@ -114,8 +114,8 @@ def cnn9(
         classes: int, or `None` for features, the flattened maps of the last stage.
         convolution: Makes the nine convolutions of the stages.
         filters: int or 3 ints, the filters of the stages.
-        batch_normalization: See `convnet4`; the default momentum is 0.99, that of the
-            authors 0.999.
+        batch_normalization: See `convnet4`; the default momentum is 0.99 (the authors use
+            0.999).
 
     Returns:
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.

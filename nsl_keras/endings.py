@@ -14,7 +14,7 @@ from nsl_keras.backend import outside_traces
 
 
 def ending_of(model: keras.Model) -> tuple[list[rewiring.Call], list[rewiring.Call]]:
-    """Returns the last calls with weights on each path to the outputs, and those after.
+    """Returns the last calls with weights on each path to the outputs, and later calls.
 
     Both lists begin with the call nearest to the outputs. `model` is not subclassed.
     """
@@ -63,7 +63,7 @@ def behavior(function: Callable[[Any], Any], shape: Sequence[int | None]) -> str
 
 
 def require_linear(model: keras.layers.Layer, argument: str) -> None:
-    """Raises unless a model has one output, linear in that of its last weights.
+    """Raises unless a model has one output, linear in what its last weights compute.
 
     A subclassed model passes, because it does not show its layers.
     """

@@ -172,7 +172,7 @@ def copy_activations(source: Layer, copy: Layer) -> None:
 
 
 def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
-    """Returns the variables of a layer or model, each with that of a copy.
+    """Pairs the variables of a layer or model with the variables of a copy.
 
     Variables inside a layer are paired by name: quantization adds variables after those of
     the layer, but a layer that is made from its config has them first.

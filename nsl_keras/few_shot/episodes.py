@@ -67,7 +67,7 @@ class EpisodeSampler:
     Raises:
         ValueError: If there are fewer classes than `ways`, or a class (the message names
             it) has fewer examples than `shots + queries`; if the examples are not finite,
-            or if their number differs from that of the labels.
+            or differ in number from the labels.
 
     Example:
 

@@ -158,7 +158,7 @@ def one_hot(labels: Tensor, ways: int, dtype: str | None = None) -> Tensor:
 
 
 def shapes_of(inputs: Any) -> Any:
-    """Returns the shape of an array, or those of a tuple of arrays."""
+    """Returns the shape of an array, or the shapes of a tuple of arrays."""
     if isinstance(inputs, (tuple, list)):
         return [tuple(np.shape(each)) for each in inputs]
     return tuple(np.shape(inputs))

@@ -179,7 +179,7 @@ class Finetuner(Adapting):
     ) -> Tensor:
         """Returns queries' logits for a model's values.
 
-        The values are arguments, because a compiled function would keep those of its trace.
+        The values are arguments, or a compiled function would keep the values of its trace.
         """
 
         def outputs(images: Tensor, *shape: int) -> keras.KerasTensor:

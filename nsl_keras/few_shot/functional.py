@@ -177,7 +177,7 @@ class FunctionalModel:
         Args:
             values: Values of the `variables`.
             examples: A batch of examples.
-            given: Statistics to normalize by instead of those of the batch.
+            given: Statistics to normalize by, in place of the batch's.
         """
         # Every variable needs a value: the scope hides outer scopes. The last value wins.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]

@@ -140,7 +140,7 @@ class NeighborDictionary(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     def set_outputs(self, num_values: int, task: str) -> None:
-        """Sets `num_values` and `task` to those of the head if they are `None`.
+        """Takes `num_values` and `task` from the head if they are `None`.
 
         Raises:
             ValueError: If either differs from the head's, or fixed values do not fit.

@@ -238,7 +238,7 @@ class DualForm(InnerLoop):
     def _traces(self, weights: list[_Weights], entries: Entries) -> list[_Trace]:
         """Runs one forward and one backward pass of the head over the dictionary.
 
-        The gradient of the summed losses is that of each entry: entries do not interact.
+        Entries do not interact: the gradient of the summed losses is each entry's own.
         """
 
         def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

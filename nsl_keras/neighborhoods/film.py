@@ -265,7 +265,7 @@ def _is_norm(layer: Any) -> bool:
 def _channel_axis(call: rewiring.Call, calls: list[rewiring.Call]) -> int:
     """Returns the channel axis of a call's outputs, 1 or -1.
 
-    A layer that names none, such as an activation, takes that of layers of its rank.
+    A layer that names none, such as an activation, takes the axis of layers of its rank.
     """
     rank, own = len(call.output_shapes[0]), _stated_axis(call)
     alike = [each for each in calls if len(each.output_shapes[0]) == rank]

@@ -76,7 +76,7 @@ def split_classifier(
 
 
 def _is_dense_convolution(call: rewiring.Call) -> bool:
-    """Whether a call is that of a 1x1 convolution of a 1x1 map."""
+    """Whether a call runs a 1x1 convolution on a 1x1 map."""
     layer: Any = call.layer
     if type(layer) is not keras.layers.Conv2D or layer.kernel_size != (1, 1):
         return False

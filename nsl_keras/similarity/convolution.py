@@ -140,9 +140,9 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
     *Static* (`predictor=None`): `M` is a weight. The layer convolves once with
     `equivalent_kernel`, and `fold()` returns the plain `Conv2D` that computes the same.
 
-    *Dynamic* (with a predictor): the parameters of `M(x)` at `p` are those of the identity
-    plus the output of a small network that sees the input around `p`; if `M` is not
-    diagonal, each block of 2x2 positions shares one output (`downsampling` of the
+    *Dynamic* (with a predictor): at `p`, a small network that sees the input around `p`
+    predicts how the parameters of `M(x)` differ from the identity's; if `M` is not
+    diagonal, each block of 2x2 positions shares one prediction (`downsampling` of the
     predictor). The layer cannot be folded, and costs more than a convolution.
 
     Args:

@@ -24,8 +24,8 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     with one block `M_s` of `block_size x block_size` that all `n / block_size` blocks of
     features share: feature `i = block * block_size + t`. Without `block_size` there is
     one block, `M = M_s`, of `n x n`. As in `NeuralSimilarityConv2D`, a static layer folds
-    into a plain `Dense` with the kernel `M^T W`; in a dynamic layer the parameters of
-    `M(x)` are those of the identity plus the output of a small network that sees `x`.
+    into a plain `Dense` with the kernel `M^T W`; in a dynamic layer a small network that
+    sees `x` predicts how the parameters of `M(x)` differ from the identity's.
 
     Args:
         Same as `keras.layers.Dense` and `NeuralSimilarityConv2D`, plus:

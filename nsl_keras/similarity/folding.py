@@ -93,7 +93,7 @@ def _folded(layer: Any) -> list[Layer] | None:
 
 
 def _folded_recurrent(layer: Any) -> Layer:
-    """Returns a recurrent layer with plain cells in place of those with a similarity."""
+    """Returns a recurrent layer with plain cells in place of cells with a similarity."""
     if isinstance(layer, SimilarityRecurrent):  # One direction of a `Bidirectional`.
         return layer.fold()
     if isinstance(layer, keras.layers.Bidirectional):

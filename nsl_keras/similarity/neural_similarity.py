@@ -332,7 +332,7 @@ class BilinearForm(keras.layers.Layer):
 
     @property
     def learned_shape(self) -> Tensor:
-        """The diagonal of `D`: 1 for each tap that is kept, 0 for the others."""
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps."""
         if not self.similarity.learn_shape:
             raise ValueError(
                 "`learned_shape` needs a similarity with `learn_shape=True`. "
@@ -501,7 +501,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     @property
     def learned_shape(self) -> Tensor:
-        """The diagonal of `D`: 1 for each tap that is kept, 0 for the others.
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps.
 
         Raises:
             ValueError: If the layer does not learn its kernel's shape, or is not built.

@@ -159,10 +159,9 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     *Static*: `M_x` and `M_h` are weights, and `fold()` returns Keras's cell with the
     kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights to Keras's cell.
 
-    *Dynamic*: the parameters of `M_x(x_t)` and `M_h(h_{t-1})` are those of the identity
-    plus the output of a small network that sees, at every step, `x_t` or `h_{t-1}`. An
-    unconstrained `M` predicted from `n` features without blocks has `batch * n^2`
-    entries per step.
+    *Dynamic*: at every step, a small network that sees `x_t` or `h_{t-1}` predicts how the
+    parameters of `M_x(x_t)` or `M_h(h_{t-1})` differ from the identity's. An unconstrained
+    `M` predicted from `n` features without blocks has `batch * n^2` entries per step.
 
     Dropout applies to `M_x x_t` and `M_h h_{t-1}`, the input vectors of the kernels.
 

@@ -97,11 +97,11 @@ def _text(value: str | int | None) -> str:
 def summary(model: keras.Model) -> ModelSummary:
     """Returns the similarities in a model, and their cost.
 
-    The result prints as a table with one row per layer that has a similarity. It counts
-    multiply-adds for one example, in products of kernels and matrices with the input: those
-    of convolutions, dense and recurrent layers, predictors, and of `M x` if `M` is not
-    folded. It does not count normalizations, activations and sums. `not_counted` names the
-    adaptation of Meta-Neighborhoods, and other layers whose weights are matrices.
+    The result prints as a table with one row per layer that has a similarity. It counts the
+    multiply-adds of one example in convolutions, dense and recurrent layers, predictors,
+    and in `M x` if `M` is not folded. It does not count normalizations, activations and
+    sums. `not_counted` names the adaptation of Meta-Neighborhoods, and other layers whose
+    weights are matrices.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` whose

@@ -1,8 +1,8 @@
 """Checks of data and losses that the models of this package share.
 
 Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a generator or a
-`keras.utils.PyDataset`, the first batch. Other batches, and all those of `tf.data`, are not
-read in advance: bad values in them make the loss non-finite, and `fit` stops there.
+`keras.utils.PyDataset`, the first batch. Other batches, and all batches of `tf.data`, are
+not read in advance: bad values in them make the loss non-finite, and `fit` stops there.
 """
 
 from __future__ import annotations

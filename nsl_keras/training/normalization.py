@@ -30,7 +30,7 @@ class BatchStatistics:
     """Statistics by which batch norms normalized, call by call.
 
     Attributes:
-        given: Statistics to normalize by; `None` uses those of each batch.
+        given: Statistics to normalize by; `None` uses the batch's.
         layers: The layer of each call.
         values: Mean and variance of each call, in one flat list.
     """
