@@ -130,6 +130,28 @@ def test_table_of_neural_similarity(tmp_path):
     assert "| CNN++ | 7.29 | 28.70 |" in similarity_table.not_run(["4"])
 
 
+def test_trials_of_two_rates_stand_in_one_row(tmp_path):
+    setting = {**NEURAL_SIMILARITY, "tuned": True, "validation_examples": 5000}
+    path = tmp_path / "neural_similarity_tuning.jsonl"
+    records = runs.RunRecords(path, "x", setting)
+    for method, share in (("cnn", 0.5), ("dynamic_uns_slow", 0.25)):
+        for rate in (0.01, 0.003):
+            found = {"validation_accuracy": share + 10 * rate, "training_loss": share}
+            made = record(method, 0, 0.0, learning_rate=rate, **found)
+            records.add((method, rate, 0), made)
+    text = similarity_table.apart(tmp_path, "x", (0.01, 0.003))
+    assert "Errors on 5,000 validation images" in text and "momentum at 0.01, " in text
+    assert "| CNN | 40.00 |  | 0.50 | 47.00 | 0 | 0.01 |" in text
+    slow = "a tenth of the rate in predictors | 65.00 | +25.00 | 0.25 | 72.00 | 0 | 0.01 |"
+    assert slow in text
+    # Of tables that are not the paper's, the one with all runs is shown.
+    setting = {**NEURAL_SIMILARITY, "predictors": "default"}
+    for name, other in (("dynamic_uns_slow", "uns"), ("eca", "cost")):
+        made = [record(each, 0, 0.5) for each in ("cnn", "dynamic_uns_blocks", name)]
+        found = records_of(tmp_path / name, setting, made)
+        assert similarity_table.tables_of(found) == [other]
+
+
 def test_rows_that_were_not_trained_alike_are_not_paired(tmp_path):
     def row(method, rate, **others):
         return [record(method, 0, 0.5, learning_rate=rate, **others)]
