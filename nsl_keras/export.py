@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -110,7 +111,9 @@ def save_model(
             f"Received: filepath={str(filepath)!r}"
         )
     inputs = _inputs_of(model, preprocessing, examples)
-    served, further = _folded(model), dict(signatures or {})
+    served, further = model, dict(signatures or {})
+    with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):
+        served = fold(model)  # Without a plain equivalent, the model itself is written.
     names = getattr(model, "class_names", None)
     functions = {**_signatures_of(served, k, names), **further}
 
@@ -185,15 +188,6 @@ def _spec(tensor: Any) -> keras.InputSpec:
     dtype = keras.config.floatx() if dtype == "float64" else dtype  # NumPy's default.
     name = getattr(tensor, "name", None)
     return keras.InputSpec(shape=(None, *tensor.shape[1:]), dtype=dtype, name=name)
-
-
-def _folded(model: keras.Model) -> keras.Model:
-    """Returns an equivalent plain model if there is one, else the model."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # Of a class that is not kept.
-            return fold(model)
-    except ValueError:
-        return model
 
 
 def _signatures_of(model: keras.Model, k: int, names: Any) -> dict[str, Function]:

@@ -135,8 +135,9 @@ class MAML(EpisodicLearner):
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         form = validation.one_of(learning_rate_form, _FORMS, "learning_rate_form")
         self.learning_rate_form = form
-        options = {"dtype": self.dtype_policy, "name": "inner_learning_rate"}
-        self.rate = InnerLearningRate(inner_learning_rate, _FORMS[form], **options)
+        self.rate = InnerLearningRate(
+            inner_learning_rate, _FORMS[form], dtype=self.dtype_policy
+        )
         self.inner_learning_rate = self.rate.initial
         self.first_order = first_order
         self.test_inner_steps = validation.optional(

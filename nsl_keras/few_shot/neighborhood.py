@@ -87,10 +87,7 @@ class NeighborhoodLearner(MetricLearner):
         self.temperature = validation.positive_number(temperature, "temperature")
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
-            inner_learning_rate,
-            learning_rate_form,
-            dtype=self.dtype_policy,
-            name="inner_learning_rate",
+            inner_learning_rate, learning_rate_form, dtype=self.dtype_policy
         )
         self.inner_learning_rate = self.rate.initial
         self.learning_rate_form = self.rate.form

@@ -10,6 +10,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, gradients_of
+from nsl_keras.few_shot.functional import FunctionalModel
 
 
 def check_second_order(
@@ -47,8 +48,8 @@ def check_second_order(
     True
     """
     validation.built(model, "check_second_order")
-    variables = model.trainable_variables
-    start = [ops.convert_to_numpy(each) for each in variables]
+    functional = FunctionalModel(model, model.trainable_variables, "moving")
+    start = [*map(ops.convert_to_numpy, functional.values())]
     random = np.random.default_rng(seed)
     along = [random.normal(size=each.shape).astype(each.dtype) for each in start]
     lengths = [
@@ -58,10 +59,7 @@ def check_second_order(
     along = [each * each.dtype.type(lengths[0] / lengths[1]) for each in along]
 
     def loss(values: list[Tensor]) -> tuple[Tensor, None]:
-        state = [(each, ops.convert_to_tensor(each)) for each in model.variables]
-        state += zip(variables, values, strict=True)
-        with keras.StatelessScope(state):
-            return ops.mean(ops.square(model(x, training=False))), None
+        return ops.mean(ops.square(functional.outputs(values, x)[0])), None
 
     def slope(values: list[Tensor]) -> tuple[Tensor, None]:
         gradients, _ = gradients_of(loss, values)

@@ -129,9 +129,7 @@ class CosineDense(keras.layers.Layer):
         dense.trainable = self.trainable
         return folded
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:

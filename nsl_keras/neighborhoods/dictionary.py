@@ -426,9 +426,7 @@ class NeighborDictionary(keras.layers.Layer):
         index = (row * ops.take(multipliers, choice) + offset) % entries
         return ops.take(ranks, index) >= self.num_dropped
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return (input_shape[0], self.num_neighbors)
 
     def get_config(self) -> dict[str, Any]:

@@ -127,9 +127,7 @@ class InstanceFiLM(keras.layers.Layer):
         scale, shift = ops.cast(scale, inputs.dtype), ops.cast(shift, inputs.dtype)
         return scale * inputs + shift
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
@@ -139,10 +137,9 @@ class InstanceFiLM(keras.layers.Layer):
 def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor:
     if mask is None:
         return ops.mean(inputs, axis=space)
-    kept = mask
-    for _ in range(len(inputs.shape) - len(mask.shape)):
-        kept = ops.expand_dims(kept, -1)
-    kept = ops.broadcast_to(ops.cast(kept, inputs.dtype), ops.shape(inputs))
+    ones = [1] * (len(inputs.shape) - len(mask.shape))
+    kept = ops.reshape(ops.cast(mask, inputs.dtype), (*ops.shape(mask), *ones))
+    kept = ops.broadcast_to(kept, ops.shape(inputs))
     return ops.sum(kept * inputs, axis=space) / ops.maximum(ops.sum(kept, axis=space), 1)
 
 

@@ -138,10 +138,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.head = head
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.rate = InnerLearningRate(
-            inner_learning_rate,
-            learning_rate_form,
-            dtype=self.dtype_policy,
-            name="inner_learning_rate",
+            inner_learning_rate, learning_rate_form, dtype=self.dtype_policy
         )
         self.inner_learning_rate = self.rate.initial
         self.learning_rate_form = self.rate.form
@@ -307,9 +304,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
                 f"k={k}, {self.dictionary.num_neighbors} entries"
             )
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:

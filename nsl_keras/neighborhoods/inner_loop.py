@@ -61,7 +61,7 @@ class InnerLearningRate(keras.layers.Layer):
     """
 
     def __init__(self, initial: float, form: str = "scalar", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"name": "inner_learning_rate", **kwargs})
         self.initial = validation.positive_number(initial, "inner_learning_rate")
         self.form = validation.one_of(form, FORMS, "learning_rate_form")
         self._precision = backend.wide_dtype(self.variable_dtype)

@@ -231,18 +231,10 @@ class MetaNeighborhoodModel(CheckedModel):
         if self.backbone is None:
             return ops.convert_to_tensor(inputs, sparse=False)
         try:
-            features = self.backbone(inputs, training=training)
-            if self.built:
-                width = self.neighborhood.dictionary.keys.shape[-1]
-                if features.shape[-1] not in (None, width):
-                    raise ValueError(
-                        f"`backbone` must return {width} features. "
-                        f"Received: features of shape {tuple(features.shape)}"
-                    )
+            return self.backbone(inputs, training=training)
         except ValueError as error:
             rewiring.name_shapes(self.backbone, inputs, error)
             raise
-        return features
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.

@@ -225,9 +225,7 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
             product = gamma * attended + features  # NSL Eq. (10), softmax attention
         return ops.reshape(product, shape)
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:

@@ -154,9 +154,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return self.shared_network(inputs, training=training)
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(self.shared_network.compute_output_shape(input_shape))
 
     def get_build_config(self) -> None:
