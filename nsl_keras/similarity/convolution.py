@@ -8,72 +8,14 @@ input, one matrix per output position, block of positions or example. At positio
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor, at_least_float32, map_chunks
+from nsl_keras.similarity.kernels import windows
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-
-
-def windows(
-    inputs: Tensor,
-    kernel_size: Sequence[int],
-    strides: Sequence[int],
-    padding: str,
-    dilation_rate: Sequence[int],
-) -> list[Tensor]:
-    """Returns the input under every tap, as shifted copies."""
-    # Each size is an int if known, else a scalar tensor, or a symbol of JAX.
-    batch, *sizes, channels = ops.shape(inputs)
-    lengths, extents, paddings = [], [], []
-    for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
-        maximum: Any = ops.maximum if ops.is_tensor(size) else max
-        reach = (k - 1) * d
-        # The number of output positions. ONNX truncates quotients: none may be negative.
-        length = (size - (reach if padding == "valid" else 0) - 1) // s + 1
-        needed = maximum((length - 1) * s + reach + 1 - size, 0)
-        before = {"valid": 0, "causal": reach, "same": needed // 2}[padding]
-        extent = s * (length + reach // s)
-        lengths.append(length)
-        extents.append(extent)
-        paddings.append([before, maximum(extent - before - size, 0)])
-    # Split each axis into s phases (every s-th pixel), so that a tap is a plain slice of
-    # one phase.
-    phases: dict[tuple[int, ...], Tensor]
-    phases = {(): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
-    for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True), start=1):
-        phases = {
-            (*place, number): phase
-            for place, tensor in phases.items()
-            for number, phase in enumerate(
-                [tensor] if stride == 1 else _phases(tensor, axis, stride, extent)
-            )
-        }
-    shifted = []
-    for tap in itertools.product(*(range(k) for k in kernel_size)):
-        offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
-        place = tuple(o % s for o, s in zip(offsets, strides, strict=True))
-        start = [o // s for o, s in zip(offsets, strides, strict=True)]
-        # A slice, whose gradient is a padding: without XLA on a CPU, TensorFlow computes
-        # the gradient of indexing several times slower.
-        shifted.append(
-            ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
-        )
-    return shifted
-
-
-def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:
-    """Returns the first `extent` pixels along an axis, dealt out to `stride` tensors."""
-    shape = list(ops.shape(tensor))
-    shape[axis] = extent
-    cropped = ops.slice(tensor, (0,) * len(shape), shape)
-    shape[axis : axis + 1] = [extent // stride, stride]
-    return ops.unstack(ops.reshape(cropped, shape), stride, axis + 1)
 
 
 class SimilarityConvolution(NeuralSimilarity):

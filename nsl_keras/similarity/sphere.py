@@ -14,7 +14,7 @@ from keras import ops
 
 from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.kernels import FloatKernel
+from nsl_keras.similarity.kernels import FloatKernel, windows
 
 #: Added under each root, as in the authors' code.
 ROOT_OFFSET = 1e-4
@@ -118,17 +118,22 @@ class SphereConvolution(Sphere):
     """Mixin in front of one of Keras's convolutions."""
 
     def inverse_norms(self, inputs: Tensor) -> Tensor:
-        # The squared norm of each patch, in each group, is a convolution of the squares
-        # with ones.
         axis = self.channel_axis % (self.rank + 2)
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
         wide = at_least_float32(inputs)
         squares = wide * wide  # The gradient of `ops.square` takes one more pass.
         width = inputs.shape[axis] // self.groups
         squares = ops.reshape(squares, (*before, self.groups, width, *after))
-        ones = ops.ones((*self.kernel_size, 1, self.groups), dtype=squares.dtype)
-        squares = self.plain_product(ops.sum(squares, axis=axis + 1), ones)
-        inverse = ops.rsqrt(squares + ROOT_OFFSET)
+        squares = ops.moveaxis(ops.sum(squares, axis=axis + 1), axis, -1)
+        # One axis of the patches after the other, and not by a convolution with ones, which
+        # is slow with one channel.
+        for each in range(self.rank):
+            sizes, strides, rates = (
+                [value if place == each else 1 for place, value in enumerate(values)]
+                for values in (self.kernel_size, self.strides, self.dilation_rate)
+            )
+            squares = sum(windows(squares, sizes, strides, self.padding, rates))
+        inverse = ops.moveaxis(ops.rsqrt(squares + ROOT_OFFSET), -1, axis)
         if self.groups > 1:
             inverse = ops.repeat(inverse, self.filters // self.groups, axis)
         return inverse
