@@ -43,10 +43,15 @@ import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
     from nsl_keras.backend.tensorflow import *  # noqa: F403
-    from nsl_keras.backend.tensorflow import BackendTensor, sum_in_loop
+    from nsl_keras.backend.tensorflow import BackendTensor, map_in_loop, on_cpu, sum_in_loop
 else:
     from nsl_keras.backend.jax import *  # noqa: F403
-    from nsl_keras.backend.jax import BackendTensor, sum_in_loop
+    from nsl_keras.backend.jax import BackendTensor, map_in_loop, on_cpu, sum_in_loop
+
+#: In a chunk of `map_chunks` on a CPU: elements of the largest tensors, which the caches
+#: should hold, and entries.
+ELEMENTS = 600_000
+LARGEST_CHUNK = 16
 
 #: What layers and functions compute with: a tensor of the backend, or a symbolic tensor.
 Tensor: TypeAlias = keras.KerasTensor | BackendTensor
@@ -127,3 +132,54 @@ def sum_over_chunks(
     shared = [keras.ops.cast(each, each.dtype) for each in shared]
     start = of_chunk(*shared, *(each[:rest] for each in entries))
     return sum_in_loop(of_chunk, shared, start, chunks)
+
+
+def map_chunks(
+    function: Callable[..., Tensor],
+    shared: Sequence[Tensor],
+    entries: Sequence[Tensor],
+    elements: Any,
+) -> Tensor:
+    """Applies a function to a few entries at a time, along the first axis.
+
+    The backward pass computes each chunk anew, so that memory holds one of them.
+
+    Args:
+        function: Callable `function(*shared, *chunk)`, whose output has the chunk's first
+            axis and the dtype of the entries.
+        shared: Tensors that all entries have in common.
+        entries: Tensors with one first axis.
+        elements: The size of the largest tensors that the function makes of one entry.
+    """
+    ops = keras.ops
+    size = ops.shape(entries[0])[0]
+    count, chunk_size, missing = _division(size, elements)
+    no_rest = isinstance(missing, int) and missing == 0
+    chunks = []
+    for each in entries:
+        shape = ops.shape(each)[1:]
+        if not no_rest:
+            # The first entry fills the last chunk: zeros may be no valid input.
+            filling = ops.broadcast_to(each[:1], (missing, *shape))
+            each = ops.concatenate([each, ops.stop_gradient(filling)])
+        chunks.append(ops.reshape(each, (count, chunk_size, *shape)))
+    mapped = map_in_loop(function, shared, chunks)
+    shape = ops.shape(mapped)[2:]
+    mapped = ops.reshape(mapped, (count * chunk_size, *shape))
+    # Not by indexing, whose gradient is slow on a CPU.
+    return mapped if no_rest else ops.slice(mapped, [0] * mapped.ndim, (size, *shape))
+
+
+def _division(size: Any, elements: Any) -> tuple[Any, Any, Any]:
+    """Returns a number of chunks, their size, and how many entries the last one misses."""
+    if not on_cpu():
+        return 1, size, 0
+    known = isinstance(elements, int)
+    most = max(min(ELEMENTS // elements, LARGEST_CHUNK), 1) if known else 1
+    if most == 1:
+        return size, 1, 0
+    count = -(-size // most)
+    if isinstance(size, int):
+        count = max(count, 1)
+        most = -(-size // count)
+    return count, most, count * most - size

@@ -64,17 +64,12 @@ def sum_in_loop(
     return sums
 
 
-def map_chunks(
-    function: Callable[..., Any],
-    shared: Sequence[Any],
-    entries: Sequence[Any],
-    elements: Any,
+def map_in_loop(
+    function: Callable[..., Any], shared: Sequence[Any], chunks: Sequence[Any]
 ) -> Any:
-    """Applies a function to all entries; the backward pass computes it anew.
-
-    It needs no chunks: XLA orders the operations so that little is in memory at a time.
-    """
-    return jax.checkpoint(function)(*shared, *entries)
+    """Applies a function to chunk after chunk; see `map_chunks`."""
+    of_chunk = jax.checkpoint(lambda chunk: function(*shared, *chunk))
+    return jax.lax.map(of_chunk, list(chunks))
 
 
 # Graphs.
@@ -113,6 +108,13 @@ def require_shapes(tensors: Any, specs: Any) -> Any:
 
 
 # Devices.
+
+
+def on_cpu() -> bool:
+    """Returns whether JAX computes on a CPU."""
+    device: str = jax.default_backend()
+    return device == "cpu"
+
 
 #: `keras.distribution` runs one program on all devices, with Keras's own steps.
 ReplicatedModel = keras.Model

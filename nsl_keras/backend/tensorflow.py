@@ -12,11 +12,6 @@ import tensorflow as tf
 BackendTensor: TypeAlias = tf.Tensor
 GradientTape = tf.GradientTape
 
-#: In a chunk of `map_chunks` on a CPU: elements of the largest tensors, which the caches
-#: should hold, and entries.
-ELEMENTS = 600_000
-LARGEST_CHUNK = 16
-
 
 # Derivatives.
 
@@ -103,66 +98,23 @@ def sum_in_loop(
     return _added(start, found)
 
 
-def map_chunks(
-    function: Callable[..., Any],
-    shared: Sequence[Any],
-    entries: Sequence[Any],
-    elements: Any,
+def map_in_loop(
+    function: Callable[..., Any], shared: Sequence[Any], chunks: Sequence[Any]
 ) -> Any:
-    """Applies a function to a few entries at a time, along the first axis.
-
-    The backward pass computes each chunk anew, so that memory holds one of them.
-
-    Args:
-        function: Callable `function(*shared, *chunk)`, whose output has the chunk's first
-            axis and the dtype of the entries.
-        shared: Tensors that all entries have in common.
-        entries: Tensors with one first axis.
-        elements: The size of the largest tensors that the function makes of one entry.
-    """
-    size = keras.ops.shape(entries[0])[0]
-    count, chunk_size, missing = _division(size, elements)
-    no_rest = isinstance(missing, int) and missing == 0
-    chunks = []
-    for each in entries:
-        shape = keras.ops.shape(each)[1:]
-        if not no_rest:
-            # The first entry fills the last chunk: zeros may be no valid input.
-            filling = tf.broadcast_to(each[:1], (missing, *shape))
-            each = tf.concat([each, tf.stop_gradient(filling)], 0)
-        chunks.append(tf.reshape(each, (count, chunk_size, *shape)))
+    """Applies a function to chunk after chunk; see `map_chunks`."""
 
     def outputs(shared: Sequence[Any], chunks: Sequence[Any]) -> Any:
         return tf.map_fn(
             lambda chunk: function(*shared, *chunk),
             list(chunks),
             parallel_iterations=1,
-            fn_output_signature=entries[0].dtype,
+            fn_output_signature=chunks[0].dtype,
         )
 
     def at(upstream: Sequence[Any], index: Any) -> list[Any]:
         return [upstream[0][index]]
 
-    mapped = _recomputed(outputs, function, at, shared, chunks)
-    shape = keras.ops.shape(mapped)[2:]
-    mapped = tf.reshape(mapped, (count * chunk_size, *shape))
-    # Not by indexing, whose gradient is slow on a CPU.
-    return mapped if no_rest else tf.slice(mapped, [0] * mapped.ndim, (size, *shape))
-
-
-def _division(size: Any, elements: Any) -> tuple[Any, Any, Any]:
-    """Returns a number of chunks, their size, and how many entries the last one misses."""
-    if tf.config.list_logical_devices("GPU"):
-        return 1, size, 0
-    known = isinstance(elements, int)
-    most = max(min(ELEMENTS // elements, LARGEST_CHUNK), 1) if known else 1
-    if most == 1:
-        return size, 1, 0
-    count = -(-size // most)
-    if isinstance(size, int):
-        count = max(count, 1)
-        most = -(-size // count)
-    return count, most, count * most - size
+    return _recomputed(outputs, function, at, shared, chunks)
 
 
 def _recomputed(
@@ -272,6 +224,11 @@ def require_shapes(tensors: Any, specs: Any) -> Any:
 
 
 # Devices.
+
+
+def on_cpu() -> bool:
+    """Returns whether TensorFlow computes on a CPU."""
+    return not tf.config.list_logical_devices("GPU")
 
 
 def replicas_in_sync() -> int:
