@@ -16,7 +16,7 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import experiments.demo.table
 import experiments.few_shot.table
@@ -45,41 +45,6 @@ RESULTS = ROOT / "results"
 FILES = "https://github.com/nsl-keras/nsl_keras/blob/main/results"
 DEMO = ("digits", "mnist", "cifar10")
 FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
-
-#: What the tables of costs and memory show of a group: patterns of candidate and case.
-COSTS = {
-    "static": r"(static UNS, CNN-9, training|folded UNS, CNN-9, inference)",
-    "dynamic": r"dynamic .NS, layer.* (32x32|8x8), .*backward",
-    "network": r"(dynamic|CNN, [sCE]).*narrow CNN-9, training",
-    "model": r".*S=5000",
-    "many_classes": r".*",
-}
-MEMORY = r"(Conv2D|dynamic .NS, (layer|network))|.*dual form, S=(1000|10000|100000), d="
-#: Words for what the benchmarks abbreviate.
-WORDS = {
-    "S=10000, C=100, B=16": "10,000 entries, 100 classes, batches of 16",
-    "UNS, in blocks of 2x2 (the default)": "unconstrained similarity",
-    "NSN, UNS": "NSN, UNS with `downsampling=1`",
-    "UNS, layer, in blocks": "UNS",
-    "32x32, 4x32, B=64": "four layers of 32 filters at 32x32, batches of 64",
-    "UNS, layer": "UNS with `downsampling=1`",
-    "DNS, layer, in blocks": "DNS with `downsampling=2`",
-    "DNS": "diagonal similarity",
-    "UNS": "unconstrained similarity",
-    ", layer": "",
-    ", network": "",
-    ", dual form": "",
-    "d=256, C=10": "256 features, 10 classes",
-    "32x32, 32->32": "one layer of 32 filters at 32x32",
-    "8x8, 128->128": "one layer of 128 filters at 8x8",
-    "forward+backward": "training step",
-    ", B=128": "",
-    ", C=10": "",
-    "S=5000": "5,000 entries",
-    "S=": "entries: ",
-    "convnet4": "4-layer network",
-    "resnet_v2(29)": "ResNet-29",
-}
 
 INTRODUCTION = """# Results
 
@@ -249,23 +214,28 @@ def _no_harm() -> str:
     return _shown(f"{command}\n\n{made}", report.PLACE, 6)
 
 
-def _measured(shown: Iterable[tuple[str, str]], key: str, form: str, unit: str) -> str:
-    """What was measured without and with XLA: a row for each candidate and case."""
-    rows: dict[str, dict[str, str]] = {}
-    found = []
-    for group, pattern in shown:
-        for each in experiments.speed.table.measured(RESULTS, group):
-            found.append(each)
-            for row in each["rows"]:
-                title = f"{row['candidate']}, {row['case']}"
-                if re.match(pattern, title):
-                    for word, meant in WORDS.items():
-                        title = title.replace(word, meant)
-                    cells = rows.setdefault(title, {"off": "not run", "on": "not run"})
-                    cells[each["xla"]] = form.format(row[key])
-    columns = ["what", f"{unit}without XLA", f"{unit}with XLA"]
-    made = tables.markdown(columns, [[title, *rows[title].values()] for title in rows])
-    return _shown(f"`make bench` ({tables.commits(found)})\n\n{made}", "benchmarks.jsonl")
+def _prices() -> str:
+    """A row for each case and candidate: multiples of time, with XLA behind, and memory."""
+    rows: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    found = experiments.speed.table.measured(RESULTS, "prices")
+    for each in found:
+        for row in each["rows"]:
+            case, _, what = row["case"].rpartition(", ")
+            cells = rows.setdefault((case, row["candidate"]), {})
+            shown = {"time": row["median"]}
+            if "mebibytes" in row:
+                shown["memory"] = row["mebibytes"] / row["baseline_mebibytes"]
+            for name, number in shown.items():
+                cells.setdefault(f"{what}: {name}", {})[each["xla"]] = f"{number:.2f}x"
+    columns = list(next(iter(rows.values()), {}))
+    made = tables.markdown(
+        ["of", "method", *columns],
+        [
+            [*title, *(" / ".join(cells[each].values()) for each in columns)]
+            for title, cells in rows.items()
+        ],
+    )
+    return _shown(f"{tables.commands(found)}\n\n{made}", "benchmarks.jsonl")
 
 
 def _shown(
@@ -324,8 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "no_harm": _no_harm,
     "stability": lambda: _shown(stability.section(RESULTS), stability.PLACE),
     "kernel_shape": lambda: _shown(kernel_shape.section(RESULTS), kernel_shape.PLACE),
-    "costs": lambda: _measured(COSTS.items(), "median", "{:.2f}x", ""),
-    "memory": lambda: _measured([("memory", MEMORY)], "mebibytes", "{:.0f}", "MiB "),
+    "prices": _prices,
     "kills": lambda: kills.section(RESULTS),
     "load": lambda: _shown(load.section(RESULTS), "serving.jsonl"),
 }

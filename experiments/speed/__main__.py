@@ -21,30 +21,30 @@ import tensorflow as tf
 from absl import flags
 
 from experiments.common import command, runs
-from experiments.speed import costs, memory, neighborhoods, similarity
-from experiments.speed.table import MEMORY
+from experiments.speed import costs, neighborhoods, prices, similarity
 
 GROUPS = {
     "static": similarity.static,
-    "dynamic": similarity.dynamic,
     "network": similarity.network,
     "head": neighborhoods.head,
     "model": neighborhoods.model,
     "many_classes": neighborhoods.many_classes,
     "costs": costs.comparisons,
 }
+#: The group that has the memory too.
+PRICES = "prices"
 MODES = {"off": ("off",), "on": ("on",), "both": ("off", "on")}
 
 FLAGS = flags.FLAGS
-flags.DEFINE_multi_enum("only", [], [*GROUPS, MEMORY], "Groups; all if none is given.")
+flags.DEFINE_multi_enum("only", [], [*GROUPS, PRICES], "Groups; all if none is given.")
 flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
 
 
 def measured(group: str, xla: str) -> list[dict[str, Any]]:
     print(f"\n### {group}, XLA {xla}\n", flush=True)
     keras.utils.set_random_seed(0)
-    if group == MEMORY:
-        found = memory.rows(xla == "on")
+    if group == PRICES:
+        found = prices.rows(xla == "on")
     else:
         comparisons = GROUPS[group](xla == "on")
         found = (row for each in comparisons for row in each.rows())
@@ -59,7 +59,7 @@ def main(_arguments: list[str]) -> None:
     tf.config.set_visible_devices([], "GPU")
     results = runs.results_folder(FLAGS.output_dir)
     records = runs.RunRecords(results / "benchmarks.jsonl")
-    for group in dict.fromkeys(FLAGS.only or [*GROUPS, MEMORY]):
+    for group in dict.fromkeys(FLAGS.only or [PRICES, *GROUPS]):
         for xla in MODES[FLAGS.xla]:
             record = {
                 **runs.about("speed"),

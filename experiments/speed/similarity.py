@@ -1,19 +1,14 @@
-"""Static and dynamic neural similarity against `Conv2D`.
+"""Static similarity, and networks of neural similarity, against `Conv2D`.
 
-Every network is the same but for its convolutions. "layer" includes the predictor, at every
-position or once for each block of 2x2; "core" reads its output from a weight that holds one
-value for every example and position.
+Every network is the same but for its convolutions.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import nsl_keras
@@ -27,61 +22,7 @@ from experiments.speed.measure import training_step as train
 #: Classes that few-shot networks are trained on.
 FEW_SHOT_CLASSES = 64
 BATCH = 32
-KERNEL_SIZE, CLASSES = 3, 10
-#: Height and width, channels and filters.
-SIZES = ((32, 32), (16, 64), (8, 128))
-
-
-class StoredPrediction(keras.layers.Layer):
-    """Stands in for a predictor: returns a weight of the shape of its output."""
-
-    def __init__(self, outputs: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.outputs = outputs
-
-    def build(self, input_shape: tuple[int, ...]) -> None:
-        self.prediction = self.add_weight(
-            shape=self.compute_output_shape(input_shape),
-            initializer=keras.initializers.RandomNormal(stddev=0.1),
-            name="prediction",
-        )
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return keras.ops.convert_to_tensor(self.prediction)
-
-    def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*input_shape[:-1], self.outputs)
-
-
-def dynamic(xla: bool) -> Iterator[measure.Comparison]:
-    for size, channels in SIZES:
-        inputs = tf.random.normal((BATCH, size, size, channels))
-        layers = layers_of(channels)
-        shape = f"{size}x{size}, {channels}->{channels}"
-        forward, backward = measure.passes(shape, layers, inputs, xla)
-        yield dataclasses.replace(forward, calls_per_round=3)
-        yield backward
-
-
-def layers_of(filters: int) -> dict[str, keras.layers.Layer]:
-    layers = {"Conv2D": keras.layers.Conv2D(filters, KERNEL_SIZE, padding="same")}
-    for name, similarity in SIMILARITIES.items():
-        identity = np.eye(KERNEL_SIZE**2)
-        parameters = nsl_keras.similarities.get(similarity).parameters_from(identity)
-        predictors = {
-            "layer": nsl_keras.predictors.SimilarityPredictor(downsampling=1),
-            "layer, in blocks": nsl_keras.predictors.SimilarityPredictor(downsampling=2),
-            "core": StoredPrediction(np.size(parameters)),
-        }
-        for part, predictor in predictors.items():
-            layers[f"dynamic {name}, {part}"] = nsl_keras.layers.NeuralSimilarityConv2D(
-                filters,
-                KERNEL_SIZE,
-                padding="same",
-                similarity=similarity,
-                predictor=predictor,
-            )
-    return layers
+CLASSES = 10
 
 
 def static(xla: bool) -> Iterator[measure.Comparison]:

@@ -6,17 +6,16 @@ import pathlib
 
 from experiments.common import runs, tables
 
-GROUPS = ("static", "dynamic", "network", "head", "model", "many_classes", "costs")
-MEMORY = "memory"
+GROUPS = ("prices", "static", "network", "head", "model", "many_classes", "costs")
 
 
 def sections(results: pathlib.Path) -> str:
     parts = [
         "## Step times",
         "Ratios to the plain Keras layer or model in the same process, interleaved rounds, "
-        "median and its 95 % interval (`make bench`).",
+        "median and its 95 % interval (`make bench`). MiB: the largest resident memory "
+        "of a pass above that before it, in a separate process, and that of the baseline.",
         *(_times(results, group) for group in GROUPS),
-        _memory(results),
     ]
     return "\n\n".join(parts)
 
@@ -38,11 +37,13 @@ def _times(results: pathlib.Path, group: str) -> str:
             _ratio(row["median"]),
             f"{_ratio(row['low'])} to {_ratio(row['high'])}",
             str(row["rounds"]),
+            *([_mebibytes(row)] if group == "prices" else []),
         ]
         for each in found
         for row in each["rows"]
     ]
     columns = ["case", "candidate", "baseline", "XLA", "ratio", "95 % interval", "rounds"]
+    columns += ["MiB"] * (group == "prices")
     return (
         f"### {group}\n\n{tables.commands(found)}, {found[0]['cores']} CPU cores.\n\n"
         f"{tables.markdown(columns, rows)}"
@@ -54,18 +55,6 @@ def _ratio(number: float) -> str:
     return f"{number:.2f}" if number >= 0.1 else f"{number:.2g}"
 
 
-def _memory(results: pathlib.Path) -> str:
-    found = measured(results, MEMORY)
-    if not found:
-        return "## Peak memory\n\nNot run."
-    rows = [
-        [row["case"], row["candidate"], each["xla"], f"{row['mebibytes']:.0f}"]
-        for each in found
-        for row in each["rows"]
-    ]
-    return (
-        "## Peak memory\n\n"
-        "Largest resident memory of one pass above that before it, each case in a separate "
-        f"process, {tables.commands(found)}.\n\n"
-        f"{tables.markdown(['case', 'candidate', 'XLA', 'MiB'], rows)}"
-    )
+def _mebibytes(row: dict) -> str:
+    found = [f"{row[each]:.0f}" for each in row if each.endswith("mebibytes")]
+    return ", ".join(found)
