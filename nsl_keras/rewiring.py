@@ -181,10 +181,7 @@ def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
         pairs = zip(layers(source), layers(copy), strict=True)
         return [each for one, other in pairs for each in paired_variables(one, other)]
     found: dict[int, Any] = {}
-    pairs = zip(
-        [source, *nesting.sublayers(source)], [copy, *nesting.sublayers(copy)], strict=True
-    )
-    for one, other in reversed([*pairs]):  # A layer's own variables remain.
+    for one, other in reversed(_paired_layers(source, copy)):  # Its own variables remain.
         taken = set(map(id, found.values()))
         own = [each for each in one.variables if id(each) not in found]
         new = [each for each in other.variables if id(each) not in taken]
@@ -193,6 +190,12 @@ def paired_variables(source: Layer, copy: Layer) -> list[tuple[Any, Any]]:
             new = [named[each.name] for each in own]
         found |= {id(each): partner for each, partner in zip(own, new, strict=True)}
     return [(each, found[id(each)]) for each in source.variables]
+
+
+def _paired_layers(source: Layer, copy: Layer) -> list[tuple[Layer, Layer]]:
+    """Returns a layer and those inside it, each with that of a copy."""
+    copies = [copy, *nesting.sublayers(copy)]
+    return [*zip([source, *nesting.sublayers(source)], copies, strict=True)]
 
 
 def rebuild(model: keras.Model, replace: Replace) -> keras.Model:
@@ -369,10 +372,7 @@ def copy_state(source: Layer, copy: Layer) -> None:
             "weights of LoRA or quantization inside it. "
             f"Received: layer {source.name!r} of type {type(source).__name__!r}"
         )
-    pairs = zip(
-        [source, *nesting.sublayers(source)], [copy, *nesting.sublayers(copy)], strict=True
-    )
-    for one, other in pairs:
+    for one, other in _paired_layers(source, copy):
         store: dict[str, Any] = {}
         one.save_own_variables(store)
         # Copies: on JAX two layers would share a buffer, which a training step donates.

@@ -349,9 +349,7 @@ class Sparse(Similarity):
 
     def __init__(self, nonzeros: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.nonzeros = validation.optional(
-            validation.positive_integer, nonzeros, "nonzeros"
-        )
+        self.nonzeros = validation.positive_integer_or_none(nonzeros, "nonzeros")
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
         if self.nonzeros is not None and self.nonzeros > matrix.size:

@@ -47,6 +47,11 @@ def positive_integer(value: Any, name: str) -> int:
     return int(value)
 
 
+def positive_integer_or_none(value: Any, name: str) -> Any:
+    """Returns `value` as an int of at least 1, or `None` for `None`."""
+    return None if value is None else positive_integer(value, name)
+
+
 def non_negative_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 0."""
     _require(_is_integer(value, 0), name, "an integer of at least 0", value)
@@ -130,6 +135,15 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
         raise ValueError(
             f"`{name}` must hold classes 0 to {num_classes - 1}. Received: {wrong.sum()} "
             f"labels outside, the first at index {index}: {values[index].item()}"
+        )
+
+
+def one_per_example(labels: Any, examples: int, name: str = "labels") -> None:
+    """Raises unless there are as many labels, or targets, as examples."""
+    if len(labels) != examples:
+        raise ValueError(
+            f"`{name}` must hold one label per example. "
+            f"Received: {len(labels)} labels for {examples} examples"
         )
 
 

@@ -224,11 +224,7 @@ def _numbered(
     given = as_classes(labels, "y")
     found, numbers = np.unique(given, return_inverse=True)
     names = [*map(str, found.tolist() if class_names is None else class_names)]
-    if len(given) != examples:
-        raise ValueError(
-            "`y` must hold one label per example. "
-            f"Received: {len(given)} labels for {examples} examples"
-        )
+    validation.one_per_example(given, examples, "y")
     if class_names is not None:
         known = names if given.dtype.kind == "U" else [*range(len(names))]
         unknown = [label for label in found.tolist() if label not in known]

@@ -98,11 +98,7 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
         )
     validation.finite(images, "images")
     labels = as_classes(labels)
-    if len(labels) != len(images):
-        raise ValueError(
-            "`labels` must hold one class for each example. "
-            f"Received: {len(labels)} labels for {len(images)} examples"
-        )
+    validation.one_per_example(labels, len(images))
     return images, labels
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import keras
@@ -21,18 +22,17 @@ Learner: TypeAlias = keras.Model | Callable[[Episode], Any]
 class _OverEpisodes:
     """One number per episode, with their mean and its interval."""
 
-    def _numbers(self) -> np.ndarray:
-        raise NotImplementedError
+    _numbers: Any
 
     @property
     def mean(self) -> float:
         """The mean over the episodes."""
-        return float(np.mean(self._numbers()))
+        return float(np.mean(self._numbers))
 
     @property
     def half_width(self) -> float:
         """Half the width of the mean's 95 % interval, `1.96 * std / sqrt(episodes)`."""
-        numbers = self._numbers()
+        numbers = self._numbers
         return float(1.96 * np.std(numbers, ddof=1) / np.sqrt(len(numbers)))
 
 
@@ -58,9 +58,7 @@ class Evaluation(_OverEpisodes):
     start: int = 0
     batch_normalization: str | None = None
     sampler: str | None = None
-
-    def _numbers(self) -> np.ndarray:
-        return self.accuracies
+    _numbers = property(attrgetter("accuracies"))
 
     def __str__(self) -> str:
         policy = self.batch_normalization
@@ -87,9 +85,7 @@ class Difference(_OverEpisodes):
     """
 
     differences: np.ndarray
-
-    def _numbers(self) -> np.ndarray:
-        return self.differences
+    _numbers = property(attrgetter("differences"))
 
     def __str__(self) -> str:
         return (

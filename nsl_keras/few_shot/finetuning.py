@@ -200,8 +200,7 @@ class Finetuner(Adapting):
         """Returns the inputs of the first adapted layer in an episode."""
         support, queries = images
         before: Any = self._before
-        found = before.query_outputs([], support, queries)
-        return [before.outputs([], support)[0], found]
+        return [before.outputs([], support)[0], before.query_outputs([], support, queries)]
 
     def _logits(self, episode: list[Tensor]) -> list[Tensor]:
         support, labels, queries, *drawn = episode

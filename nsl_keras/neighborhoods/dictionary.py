@@ -106,9 +106,7 @@ class NeighborDictionary(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_neighbors = validation.positive_integer(num_neighbors, "num_neighbors")
-        self.num_values = validation.optional(
-            validation.positive_integer, num_values, "num_values"
-        )
+        self.num_values = validation.positive_integer_or_none(num_values, "num_values")
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
         self.learn_temperature = learn_temperature
@@ -309,11 +307,7 @@ class NeighborDictionary(keras.layers.Layer):
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
         """Returns the indices of the examples that become entries, without replacement."""
         validation.optional(validation.non_negative_integer, seed, "seed")
-        if examples != len(y):
-            raise ValueError(
-                "There must be one label or target for each example. "
-                f"Received: {examples} examples and len(y)={len(y)}"
-            )
+        validation.one_per_example(y, examples, "y")
         self.require_targets(y)
         if len(y) < self.num_neighbors:
             raise ValueError(

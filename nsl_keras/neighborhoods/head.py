@@ -143,9 +143,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.inner_learning_rate = self.rate.initial
         self.learning_rate_form = self.rate.form
         self.dictionary = dictionary
-        self.chunk_size = validation.optional(
-            validation.positive_integer, chunk_size, "chunk_size"
-        )
+        self.chunk_size = validation.positive_integer_or_none(chunk_size, "chunk_size")
         self.task = validation.one_of(task, LOSSES, "task")
         self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
         if self.inner_loop == "tape" or not may_have_stages(head):

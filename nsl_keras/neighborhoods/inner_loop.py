@@ -8,6 +8,7 @@ for dense heads at a fraction of the cost, with the same results.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -174,11 +175,9 @@ class NestedTape(InnerLoop):
         return backend.vectorized_map(predict_one, (queries, attention))
 
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
-        return list(
-            backend.vectorized_map(
-                lambda one: tuple(self._finetune(entries, one)), attention
-            )
-        )
+        finetune = functools.partial(self._finetune, entries)
+        weights: list[Tensor] = backend.vectorized_map(finetune, attention)
+        return weights
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         """Returns the weights of one example, whose attention has shape `(entries,)`."""

@@ -28,9 +28,10 @@ def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
 class KeyMetric(abc.ABC):
     """A function of all pairs of queries and keys, higher for closer pairs.
 
-    For a custom metric, override `__call__`, and `get_config` if the constructor takes
-    arguments. Register the class with `keras.saving.register_keras_serializable` to save
-    models that use it, and pass an instance as `metric`.
+    For a custom metric, override `__call__`, and keep the arguments of its constructor
+    as attributes of the same names. Register the class with
+    `keras.saving.register_keras_serializable` to save models that use it, and pass an
+    instance as `metric`.
 
     Call arguments:
         queries: Tensor of shape `(..., queries, features)`.
@@ -61,13 +62,10 @@ class KeyMetric(abc.ABC):
         """Returns the metric of each query and key, which have the same dtype."""
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {}
+        """Returns the constructor's arguments, which are attributes."""
+        return configs.arguments_of(self, type(self))
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> KeyMetric:
-        """Builds the metric from `get_config()`."""
-        return cls(**config)
+    from_config = classmethod(configs.from_arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -128,9 +126,6 @@ class Euclidean(KeyMetric):
         )
         # A square root has no finite derivative at zero.
         return metric if self.squared else -ops.sqrt(ops.maximum(-metric, NORM_EPSILON))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"squared": self.squared}
 
 
 _BY_NAME = {"cosine": Cosine, "euclidean": Euclidean}

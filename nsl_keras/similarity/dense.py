@@ -68,9 +68,8 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
 
     def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.bilinear_form.block_size = validation.optional(
-            validation.positive_integer, block_size, "block_size"
-        )
+        size = validation.positive_integer_or_none(block_size, "block_size")
+        self.bilinear_form.block_size = size
 
     def call(  # type: ignore[override]
         self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None

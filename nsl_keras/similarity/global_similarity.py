@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import keras
@@ -121,9 +122,8 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         shape.append(shape.pop(self.channel_axis))
         masks = 1 if self.shared_by_channels else channels
         if self.similarity in STATIC:
-            spatial = sorted({1, 2, 3} - {self.channel_axis})
             name = "height and width"
-            sizes = [validation.known_axis(input_shape, axis, name) for axis in spatial]
+            sizes = [validation.known_axis(shape, axis, name) for axis in (1, 2)]
             self._build_learned(masks * math.prod(sizes))
             axes = {axis: input_shape[axis] for axis in (1, 2, 3)}
         elif self.similarity == "predicted_mask":
@@ -150,15 +150,13 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
             "kernel_regularizer": self.regularizer,
             "dtype": self.dtype_policy,
         }
-        hidden_options = {**options, "kernel_initializer": small_normal(0.1)}
-        self.mask_hidden = (
-            SphereConv2D(MASK_HIDDEN_FILTERS, 3, normalize="input", **hidden_options)
-            if self.sphere
-            else keras.layers.Conv2D(MASK_HIDDEN_FILTERS, 3, **hidden_options)
+        plain = keras.layers.Conv2D
+        hidden = partial(SphereConv2D, normalize="input") if self.sphere else plain
+        start = small_normal(0.1)
+        self.mask_hidden = hidden(
+            MASK_HIDDEN_FILTERS, 3, kernel_initializer=start, **options
         )
-        self.mask_output = keras.layers.Conv2D(
-            masks, 3, kernel_initializer="zeros", **options
-        )
+        self.mask_output = plain(masks, 3, kernel_initializer="zeros", **options)
         self.mask_hidden.build(input_shape)
         self.mask_output.build(self.mask_hidden.compute_output_shape(input_shape))
 
@@ -202,23 +200,22 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         columns = shape[3] if self.shared_by_channels else 1
         rows = shape[1] * shape[2] * (shape[3] // columns)
         features = ops.reshape(inputs, (shape[0], rows, columns))
-        if self.similarity == "diagonal":
+        if self.similarity in STATIC:
             matrix = ops.cast(self.similarity_parameters, features.dtype)
-            product = matrix[:, None] * features  # NSL Eq. (9), M_G^s diagonal
-        elif self.similarity == "unconstrained":
-            matrix = ops.cast(self.similarity_parameters, features.dtype)
-            product = ops.matmul(matrix, features)  # NSL Eq. (8), (9)
-        elif self.similarity == "attention":
-            # The unscaled sums over all positions are too large for half precision.
-            query, key, values = map(
-                at_least_float32, (self.query(features), self.key(features), features)
-            )
-            looked_up = ops.matmul(ops.swapaxes(key, 1, 2), values)
+            if self.similarity == "diagonal":
+                product = matrix[:, None] * features  # NSL Eq. (9), M_G^s diagonal
+            else:
+                product = ops.matmul(matrix, features)  # NSL Eq. (8), (9)
+            return ops.reshape(product, shape)
+        # The unscaled sums over all positions are too large for half precision.
+        query, key = map(at_least_float32, (self.query(features), self.key(features)))
+        key = ops.swapaxes(key, 1, 2)
+        if self.similarity == "attention":
+            looked_up = ops.matmul(key, at_least_float32(features))
             product = ops.matmul(query, looked_up)  # NSL Eq. (11): G1(X) (G2(X)^T X)
             product = ops.cast(product, features.dtype)
         else:
-            query, key = map(at_least_float32, (self.query(features), self.key(features)))
-            scores = ops.matmul(ops.relu(query), ops.swapaxes(key, 1, 2))
+            scores = ops.matmul(ops.relu(query), key)
             weights = ops.cast(ops.softmax(scores), features.dtype)
             attended = ops.matmul(weights, self.value(features))
             gamma = ops.cast(self.gamma, features.dtype)

@@ -68,9 +68,7 @@ class BilinearForm(keras.layers.Layer):
         super().__init__(**kwargs)
         self.similarity = similarities.get(similarity)
         self.predictor = predictors.get(predictor)
-        self.block_size = validation.optional(
-            validation.positive_integer, block_size, "block_size"
-        )
+        self.block_size = validation.positive_integer_or_none(block_size, "block_size")
         self.network: Any = None
         self.similarity_parameters = None
         self.shape_parameters = None
@@ -278,7 +276,27 @@ class BilinearForm(keras.layers.Layer):
         """
         if self._block == 1:
             return parameters
-        return _repeated(parameters, self._block, positions)
+        shape = list(ops.shape(parameters))
+        for axis in range(1, len(positions) + 1):
+            shape[axis] *= self._block
+            # Not `ops.repeat`, which is slower on a CPU.
+            each = ops.expand_dims(parameters, axis + 1)
+            parameters = ops.reshape(ops.concatenate([each] * self._block, axis + 1), shape)
+        repeated = shape[1 : len(positions) + 1]
+        if all(isinstance(each, int) for each in (*repeated, *positions)):
+            left = [more - wanted for more, wanted in zip(repeated, positions, strict=True)]
+            if not any(left):
+                # A slice of everything would cost a copy in the gradient.
+                return parameters
+            if min(left) < 0 or max(left) >= self._block:
+                raise ValueError(
+                    "`predictor` must predict once for each block of positions with the "
+                    f"side `downsampling`. Received: downsampling={self._block}, "
+                    f"predictions for {repeated} positions of a convolution with "
+                    f"{list(positions)}"
+                )
+        shape[1 : len(positions) + 1] = positions
+        return ops.slice(parameters, (0,) * len(shape), shape)
 
     def with_shape(self, kernel: Tensor) -> Tensor:
         """Returns `D W`, whose gradient goes to the real parameters of the shape."""
@@ -351,31 +369,6 @@ class BilinearForm(keras.layers.Layer):
                 f"Received: predictor={self.predictor!r}"
             )
         validation.built(self, what)
-
-
-def _repeated(parameters: Tensor, block: int, positions: Sequence[Any]) -> Tensor:
-    """Returns parameters at every position, from parameters per block of positions."""
-    shape = list(ops.shape(parameters))
-    for axis in range(1, len(positions) + 1):
-        shape[axis] *= block
-        # Not `ops.repeat`, which is slower on a CPU.
-        each = ops.expand_dims(parameters, axis + 1)
-        parameters = ops.reshape(ops.concatenate([each] * block, axis + 1), shape)
-    repeated = shape[1 : len(positions) + 1]
-    known = all(isinstance(each, int) for each in (*repeated, *positions))
-    if known:
-        left = [more - wanted for more, wanted in zip(repeated, positions, strict=True)]
-        if not any(left):
-            return parameters  # A slice of everything would cost a copy in the gradient.
-        if min(left) < 0 or max(left) >= block:
-            raise ValueError(
-                "`predictor` must predict once for each block of positions with the side "
-                "`downsampling`. "
-                f"Received: downsampling={block}, predictions for {repeated} positions "
-                f"of a convolution with {list(positions)}"
-            )
-    shape[1 : len(positions) + 1] = positions
-    return ops.slice(parameters, (0,) * len(shape), shape)
 
 
 class WithSimilarity(nesting.KeepsFrozen):

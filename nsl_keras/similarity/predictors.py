@@ -212,8 +212,8 @@ class SimilarityPredictor:
     def __post_init__(self) -> None:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
-        validation.optional(validation.positive_integer, self.width, "width")
-        validation.optional(validation.positive_integer, self.downsampling, "downsampling")
+        validation.positive_integer_or_none(self.width, "width")
+        validation.positive_integer_or_none(self.downsampling, "downsampling")
         validation.one_of(self.start, ("identity", "published"), "start")
 
     def network(self, context: LayerContext) -> keras.Sequential:
@@ -306,9 +306,9 @@ class SimilarityPredictor:
                 scales = [_scale(context, start)]
             else:
                 initializer = keras.initializers.Zeros()
+        bias = None if scales else start
         layer = self._layer(
-            *(context, "output", context.outputs, geometry, normalize, initializer),
-            bias=None if scales else start,
+            context, "output", context.outputs, geometry, normalize, initializer, bias
         )
         return [layer, *scales]
 

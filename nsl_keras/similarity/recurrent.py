@@ -214,9 +214,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     plain = keras.layers.GRUCell
 
     # Keras's `call` cannot take `M_h h` as the state: it also adds `z * state`.
-    def call(
-        self, inputs: Tensor, states: Any, training: bool = False
-    ) -> tuple[Tensor, Any]:
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         nested = isinstance(states, (list, tuple))
         state = states[0] if nested else states
         drops = training and 0 < self.dropout < 1
@@ -274,9 +272,7 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
 
     plain = keras.layers.SimpleRNNCell
 
-    def call(
-        self, inputs: Tensor, states: Any, training: bool = False
-    ) -> tuple[Tensor, Any]:
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         nested = isinstance(states, (list, tuple))
         x = applied(self.input_form, inputs, training)
         h = applied(self.state_form, states[0] if nested else states, training)
@@ -317,9 +313,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
 
     plain = keras.layers.LSTMCell
 
-    def call(
-        self, inputs: Tensor, states: Any, training: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         state, carry = states
         x = applied(self.input_form, inputs, training)
         h = applied(self.state_form, state, training)

@@ -79,11 +79,7 @@ def plot_neighbors(
     names = figures.names_of(outputs, class_names) if is_classifier else None
     captions = np.vectorize("{:.1%}".format)(shares).astype(object)
     if labels is not None:
-        if len(labels) != len(pictures):
-            raise ValueError(
-                "`labels` must hold one label per example. "
-                f"Received: {len(labels)} labels for {len(pictures)} examples"
-            )
+        validation.one_per_example(labels, len(pictures))
         if is_classifier:
             validation.class_labels(labels, outputs, "labels")
         labels = np.reshape(labels, (len(pictures), -1))

@@ -273,7 +273,7 @@ test_errors = refusing(
     (lambda: start(seed=-1), "`seed` must be"),
     (lambda: in_a_head(built()).build((None, 6)), "must have keys of the 6 features"),
     (lambda: start(X, np.zeros(60)), "0 examples of class 1, which needs 1"),
-    (lambda: start(X, LABELS[:-1]), "60 examples and len.y.=59"),
+    (lambda: start(X, LABELS[:-1]), "59 labels for 60 examples"),
     (lambda: start(with_row(0.0), entries=60), "`keys` must not be all zero.*1 such"),
     (lambda: start(entries=18, fixed_values=True), "5 examples of class 2.* needs 6"),
     (lambda: start(entries=3, fixed_values=np.eye(3)), "must be True or False"),
