@@ -228,12 +228,9 @@ class Finetuner(Adapting):
             return gradients_of(lambda at: (loss(at, index), None), values)[0]
 
         def step(index: Tensor, state: Any) -> Any:
-            moved = [
-                self.rule.step(value, gradient, buffer, index)
-                for value, gradient, buffer in zip(
-                    state[0], gradients(state[0], index), state[1], strict=True
-                )
-            ]
+            values, buffers = state
+            triples = zip(values, gradients(values, index), buffers, strict=True)
+            moved = [self.rule.step(*each, index) for each in triples]
             return [each[0] for each in moved], [each[1] for each in moved]
 
         state = (values, [*map(ops.zeros_like, values)])

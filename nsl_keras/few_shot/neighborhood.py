@@ -95,11 +95,9 @@ class NeighborhoodLearner(MetricLearner):
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         self.rate.build_for([(math.prod(feature_shape), self.ways)])
+        start = keras.initializers.Constant(self.scale)
         self.learned_scale = self.add_weight(
-            name="scale",
-            shape=(),
-            initializer=keras.initializers.Constant(self.scale),
-            autocast=False,
+            name="scale", shape=(), initializer=start, autocast=False
         )
 
     def compare(
@@ -142,15 +140,8 @@ class NeighborhoodLearner(MetricLearner):
             dropout=0.0,
             **options,
         )
-        model = AdaptedNeighborhoods(
-            backbone,
-            head,
-            dictionary,
-            self.inner_steps,
-            self.inner_learning_rate,
-            self.learning_rate_form,
-            **options,
-        )
+        inner = self.inner_steps, self.inner_learning_rate, self.learning_rate_form
+        model = AdaptedNeighborhoods(backbone, head, dictionary, *inner, **options)
         model.build(layers[0].shape)
         dictionary.keys.assign(support)
         one_hot = ops.cast(membership[None], support.dtype)

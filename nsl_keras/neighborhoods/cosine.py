@@ -81,11 +81,9 @@ class CosineDense(keras.layers.Layer):
             constraint=self.kernel_constraint,
             autocast=False,
         )
+        start = keras.initializers.Constant(self.scale)
         self.learned_scale = self.add_weight(
-            name="scale",
-            shape=(),
-            initializer=keras.initializers.Constant(self.scale),
-            autocast=False,
+            name="scale", shape=(), initializer=start, autocast=False
         )
         # Trained on the outer loss, but not adapted by the inner loop.
         self.learned_scale.adapts = False

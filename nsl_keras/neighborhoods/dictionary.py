@@ -187,25 +187,20 @@ class NeighborDictionary(keras.layers.Layer):
             )
         self.set_outputs(self.num_values, self.task or "classification")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
+        shape, start = (self.num_neighbors, features), self.key_initializer
         self.keys = self.add_weight(
-            name="keys",
-            shape=(self.num_neighbors, features),
-            initializer=self.key_initializer,
-            autocast=False,
+            name="keys", shape=shape, initializer=start, autocast=False
         )
         if self.learn_temperature:
+            start = keras.initializers.Constant(1 / self.temperature)
             self.inverse_temperature = self.add_weight(
-                name="inverse_temperature",
-                shape=(),
-                initializer=keras.initializers.Constant(1 / self.temperature),
-                autocast=False,
+                name="inverse_temperature", shape=(), initializer=start, autocast=False
             )
         if self.fixed_values is False:
+            name = "value_logits" if self.task == "classification" else "value_targets"
+            shape, start = (self.num_neighbors, self.num_values), self._value_initializer
             self.raw_values = self.add_weight(
-                name="value_logits" if self.task == "classification" else "value_targets",
-                shape=(self.num_neighbors, self.num_values),
-                initializer=self._value_initializer,
-                autocast=False,
+                name=name, shape=shape, initializer=start, autocast=False
             )
 
     @property

@@ -87,19 +87,13 @@ class InstanceFiLM(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         channels = validation.known_axis(input_shape, self.axis, "channel axis")
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={self.axis: channels})
-        shape = (self.dictionary_size, channels)
+        options: Any = {"shape": (self.dictionary_size, channels), "autocast": False}
+        start = "zeros" if self.residual else "ones"
         self.keys = self.add_weight(
-            name="keys", shape=shape, initializer=self._key_initializer, autocast=False
+            name="keys", initializer=self._key_initializer, **options
         )
-        self.scales = self.add_weight(
-            name="scales",
-            shape=shape,
-            initializer="zeros" if self.residual else "ones",
-            autocast=False,
-        )
-        self.shifts = self.add_weight(
-            name="shifts", shape=shape, initializer="zeros", autocast=False
-        )
+        self.scales = self.add_weight(name="scales", initializer=start, **options)
+        self.shifts = self.add_weight(name="shifts", initializer="zeros", **options)
         self.learned_sharpness = self.add_weight(
             name="sharpness",
             shape=(),

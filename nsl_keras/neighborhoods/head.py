@@ -203,13 +203,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
                 ) from error
             logging.info("%s adapts its head on a nested tape: %s.", self.name, str(error))
             return None
-        return DualForm(
-            stages,
-            self.rate,
-            self.inner_steps,
-            LOSSES[self.task],
-            self.chunk_size or CACHED_ENTRIES,
-        )
+        loss, chunk_size = LOSSES[self.task], self.chunk_size or CACHED_ENTRIES
+        return DualForm(stages, self.rate, self.inner_steps, loss, chunk_size)
 
     def _nested_tape(self, features: int) -> NestedTape:
         if self.chunk_size is not None:

@@ -72,13 +72,10 @@ class InnerLearningRate(keras.layers.Layer):
         by_row = [(*shape[:1], *[1] * len(shape[1:])) for shape in shapes]
         by_row = [shape if len(shape) > 1 else () for shape in by_row]
         of_form: dict[str, Any] = {"scalar": [()], "diagonal": by_row, "fixed": []}
+        start = keras.initializers.Constant(self.initial)
         for index, shape in enumerate(of_form[self.form]):
-            raw = self.add_weight(
-                name=f"inner_learning_rate_{index}",
-                shape=shape,
-                initializer=keras.initializers.Constant(self.initial),
-                autocast=False,
-            )
+            name = f"inner_learning_rate_{index}"
+            raw = self.add_weight(name=name, shape=shape, initializer=start, autocast=False)
             # An attribute each: `tf.train.Checkpoint` misses the variables in a list.
             setattr(self, f"raw_rate_{index}", raw)
         self.num_weights = len(shapes)

@@ -297,13 +297,9 @@ class MetaNeighborhoodModel(CheckedModel):
         examples = len(data.leaves(x)[0])
         with variable_scope(self):  # Workers share the state of a seed made there.
             drawn = self.dictionary.draw_examples(y, examples, seed)
-        features = data.predict(
-            self.features,
-            self,
-            data.map_arrays(lambda each: each[drawn], x),
-            batch_size=batch_size,
-            verbose=verbose,
-        )
+        chosen = data.map_arrays(lambda each: each[drawn], x)
+        options = {"batch_size": batch_size, "verbose": verbose}
+        features = data.predict(self.features, self, chosen, **options)
         self.dictionary.assign_examples(features, y[drawn])
         self.neighborhood.limit_rates()
         return drawn
@@ -402,8 +398,8 @@ class MetaNeighborhoodModel(CheckedModel):
         (4, 5, 6)
         """
         validation.built(self, "nearest_examples")
-        options = {"steps": steps, "verbose": verbose}
-        features = data.predict(self.features, self, x, batch_size=batch_size, **options)
+        options = {"batch_size": batch_size, "steps": steps, "verbose": verbose}
+        features = data.predict(self.features, self, x, **options)
         features = at_least_float32(features)
 
         def nearest(keys: Tensor) -> Tensor:
@@ -430,11 +426,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def _ranked(self, k: int, by: str) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
-        return data.BatchFunction(
-            lambda batch: self.neighbors_of_batch(batch, k, by),
-            self,
-            self.run_eagerly,
-        )
+        found = functools.partial(self.neighbors_of_batch, k=k, by=by)
+        return data.BatchFunction(found, self, self.run_eagerly)
 
     @property
     def decay_exempt_variables(self) -> list[Any]:

@@ -29,12 +29,9 @@ class SimilarityConvolution(NeuralSimilarity):
         if training:
             # A few examples at a time, and anew for the gradient: `M(x) x` has the input's
             # size times the number of taps. Chunks add to the kernel's gradient in float32.
-            outputs = map_chunks(
-                self.product_of,
-                [at_least_float32(kernel)],
-                [parameters, rows],
-                math.prod(ops.shape(rows)[1:]) * self.bilinear_form.taps,
-            )
+            size = math.prod(ops.shape(rows)[1:]) * self.bilinear_form.taps
+            shared, entries = [at_least_float32(kernel)], [parameters, rows]
+            outputs = map_chunks(self.product_of, shared, entries, size)
         else:
             outputs = self.product_of(kernel, parameters, rows)
         return ops.moveaxis(outputs, -1, self.channel_axis)
@@ -49,11 +46,10 @@ class SimilarityConvolution(NeuralSimilarity):
         """
         weighted = self.weighted_windows(parameters, rows)
         weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), rows.dtype)
+        parts = zip(weighted, ops.split(weights, len(weighted)), strict=True)
         outputs = sum(
             ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
-            for part, weight in zip(
-                weighted, ops.split(weights, len(weighted)), strict=True
-            )
+            for part, weight in parts
         )
         return ops.reshape(outputs, (*ops.shape(weighted[0])[:-1], kernel.shape[-1]))
 

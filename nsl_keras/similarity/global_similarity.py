@@ -134,12 +134,10 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         nesting.pass_on_frozen(self)
 
     def _build_learned(self, size: int) -> None:
-        diagonal = self.similarity == "diagonal"
+        is_mask = self.similarity == "diagonal"
+        shape, start = ((size,), "ones") if is_mask else ((size, size), "identity")
         self.similarity_parameters = self.add_weight(
-            name="similarity",
-            shape=(size,) if diagonal else (size, size),
-            initializer="ones" if diagonal else "identity",
-            regularizer=self.regularizer,
+            name="similarity", shape=shape, initializer=start, regularizer=self.regularizer
         )
 
     def _build_mask_predictor(self, input_shape: tuple[Any, ...], masks: int) -> None:

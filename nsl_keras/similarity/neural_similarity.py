@@ -424,13 +424,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         super().build(input_shape)
         width = self.compute_output_shape(input_shape)[self.channel_axis]
         geometry = self.predicting_geometry() if hasattr(self, "kernel_size") else None
+        shape, kernel = tuple(input_shape), self.kernel
         self.bilinear_form.build(
-            tuple(input_shape),
-            self.kernel.shape,
-            self.kernel.regularizer,
-            width,
-            geometry,
-            self.filter_axes,
+            shape, kernel.shape, kernel.regularizer, width, geometry, self.filter_axes
         )
         nesting.pass_on_frozen(self)
         if not self.kernel_trainable:

@@ -120,17 +120,19 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         else:
             batches = [x[0] if isinstance(x, keras.utils.PyDataset) else (x, y)]
         for batch in batches:
-            self._check(*keras.utils.unpack_x_y_sample_weight(batch)[:2])
+            inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            self._check_data(inputs, self._without_ignored(targets))
         return x
 
-    def _check(self, x: Any, y: Any) -> None:
+    def _without_ignored(self, y: Any) -> Any:
+        """Returns targets of one output, with class 0 for those that a loss ignores."""
         if isinstance(y, (list, tuple)) and len(y) == 1 and np.ndim(y[0]):
             (y,) = y  # Of one output, as Keras allows.
         if hasattr(y, "__array__"):
             for loss in keras.tree.flatten(self.loss):
                 ignored = getattr(loss, "ignore_class", None)
                 y = y if ignored is None else np.where(np.asarray(y) == ignored, 0, y)
-        self._check_data(x, y)
+        return y
 
 
 def loss_of_logits(loss: Any) -> None:

@@ -72,12 +72,9 @@ def plot_dynamic_similarity(
     above, below = left.subplots(2, 1)
     figures.draw_image(above, picture, figures.display_range(picture))
     above.set_title("image", fontsize=9)
+    top = max(LEAST_SCALE, float(distances.max()))
     drawn = below.imshow(
-        distances,
-        cmap="cividis",
-        vmin=0,
-        vmax=max(LEAST_SCALE, float(distances.max())),
-        interpolation="nearest",
+        distances, cmap="cividis", vmin=0, vmax=top, interpolation="nearest"
     )
     below.set_axis_off()
     figures.add_color_bar(left, drawn, below, "distance to the identity")

@@ -81,8 +81,7 @@ def draw_image(axis: Axes, image: np.ndarray, values: tuple[float, float]) -> No
     if shown.shape[-1] not in (3, 4):
         shown = shown.mean(axis=-1)
     axis.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])
 
 
 def grid_of_images(
@@ -120,29 +119,16 @@ def draw_matrix(
     A change of `scale` gets the darkest colors. Numbers on the cells show the two leading
     digits of `scale`. Returns the argument of `add_color_bar`.
     """
-    drawn = axis.imshow(
-        changes,
-        cmap="RdBu",
-        vmin=-scale,
-        vmax=scale,
-        aspect=aspect,
-        interpolation="nearest",
-    )
-    axis.set_xticks([])
-    axis.set_yticks([])
+    colors = {"cmap": "RdBu", "vmin": -scale, "vmax": scale}
+    drawn = axis.imshow(changes, **colors, aspect=aspect, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
     if numbers is None:
         return drawn
     decimals = int(np.clip(1 - np.floor(np.log10(scale)), 2, 6))
     for (row, column), number in np.ndenumerate(np.round(numbers, decimals) + 0.0):
-        axis.text(
-            column,
-            row,
-            f"{number:{sign}.{decimals}f}",
-            ha="center",
-            va="center",
-            fontsize=7,
-            color="white" if abs(changes[row, column]) > 0.6 * scale else "black",
-        )
+        text = f"{number:{sign}.{decimals}f}"
+        color = "white" if abs(changes[row, column]) > 0.6 * scale else "black"
+        axis.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
     return drawn
 
 

@@ -71,13 +71,9 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     for axis, (title, numbers, changes) in zip(axes.flat, panels, strict=False):
-        drawn = figures.draw_matrix(
-            axis,
-            changes,
-            scale,
-            numbers if numbers.size <= _MOST_NUMBERED else None,
-            aspect="equal" if numbers.shape[1] <= _MOST_SQUARES else "auto",
-        )
+        shown = numbers if numbers.size <= _MOST_NUMBERED else None
+        aspect = "equal" if numbers.shape[1] <= _MOST_SQUARES else "auto"
+        drawn = figures.draw_matrix(axis, changes, scale, shown, aspect=aspect)
         axis.set_anchor("N")  # Room for the title is measured from where the panel ends.
         axis.set_title(title, fontsize=7)
     figures.add_color_bar(figure, drawn, axes, "difference to the identity")
