@@ -56,11 +56,11 @@ def arguments_of(
     return {name: serialize(getattr(layer, name)) for name in names if name not in left_out}
 
 
-def arguments_of_classes(layer: Layer, serialized: Sequence[str] = ()) -> dict[str, Any]:
+def arguments_of_classes(layer: Layer) -> dict[str, Any]:
     """Returns `arguments_of` a layer's classes, up to the first class of this package."""
     found: dict[str, Any] = {}
     for kind in type(layer).__mro__:
-        found |= arguments_of(layer, kind, [*serialized, *found])
+        found |= arguments_of(layer, kind, [*found])
         if kind.__module__.startswith("nsl_keras."):
             break
     return found

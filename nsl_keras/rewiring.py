@@ -435,12 +435,12 @@ class _Probe(keras.Operation):
 def _connected(calls: list[Call], own: Sequence[Any], others: Sequence[Any]) -> list[Call]:
     """Returns the calls inside a nested model, on the tensors of the model around it."""
     outside = {id(one): other for one, other in zip(own, others, strict=False)}
+
+    def moved(tensors: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(outside.get(id(each), each) for each in tensors)
+
     return [
-        dataclasses.replace(
-            call,
-            inputs=tuple(outside.get(id(each), each) for each in call.inputs),
-            outputs=tuple(outside.get(id(each), each) for each in call.outputs),
-        )
+        dataclasses.replace(call, inputs=moved(call.inputs), outputs=moved(call.outputs))
         for call in calls
     ]
 

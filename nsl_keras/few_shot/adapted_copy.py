@@ -50,17 +50,12 @@ def copy_with_classifier(
 
 
 def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
-    config = layer.get_config()
-    if "units" not in config or "kernel_initializer" not in config:
+    is_dense = {"units", "kernel_initializer"} <= layer.get_config().keys()
+    if not is_dense or not rewiring.has_plain_kernel(layer):
         raise ValueError(
-            "`model` must end in a layer with `units` and a kernel, such as Dense, so that "
-            "a new classifier can replace it; or `new_classifier` must be False. "
-            f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
-        )
-    if not rewiring.has_plain_kernel(layer):
-        raise ValueError(
-            "`model` must end in a classifier without LoRA or quantization, which a new "
-            "classifier would copy; or `new_classifier` must be False. "
+            "`model` must end in a layer with `units` and a kernel, such as Dense, without "
+            "LoRA or quantization, so that a new classifier can replace it; or "
+            "`new_classifier` must be False. "
             f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
         )
     start: dict[str, Any] = {}

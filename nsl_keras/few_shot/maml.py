@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, rewiring, validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
 from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_model import adapted_copy
@@ -143,7 +143,8 @@ class MAML(EpisodicLearner):
         self.test_inner_steps = validation.positive_integer_or_none(
             test_inner_steps, "test_inner_steps"
         )
-        self.inner_variables = inner_variables
+        named = isinstance(inner_variables, str)
+        self.inner_variables = inner_variables if named else [*inner_variables]
         self.model = model
         validation.built(model, "MAML")
         self.inner_loss = inner_loss
@@ -158,9 +159,7 @@ class MAML(EpisodicLearner):
         # Places: names and `trainable` flags may have changed when the model is loaded.
         inner = set(map(id, self.functional.variables))
         places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
-        config = {"inner_variables": places}
-        config |= configs.arguments_of_classes(self, [*config])
-        return {**super(EpisodicLearner, self).get_config(), **config}
+        return {**super().get_config(), "inner_variables": places}
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:

@@ -464,9 +464,8 @@ class MetaNeighborhoodModel(CheckedModel):
             shapes = data.map_arrays(lambda each: (None, *np.shape(each)[1:]), x)
             with variable_scope(self):
                 self.build(shapes)
-        if y is None:
-            return
-        self.dictionary.require_targets(y)
+        if y is not None:
+            self.dictionary.require_targets(y)
 
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
@@ -509,12 +508,9 @@ class MetaNeighborhoodModel(CheckedModel):
         self._ranking.cache_clear()
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        return {
-            **self.neighborhood.get_config(),
-            **{key: config[key] for key in ("name", "trainable", "dtype")},
-            "backbone": keras.saving.serialize_keras_object(self.backbone),
-        }
+        backbone = keras.saving.serialize_keras_object(self.backbone)
+        own = super().get_config()
+        return {**self.neighborhood.get_config(), **own, "backbone": backbone}
 
 
 def _symbols_of(shapes: Any) -> Any:

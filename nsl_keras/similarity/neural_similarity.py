@@ -205,7 +205,7 @@ class BilinearForm(keras.layers.Layer):
 
     def _build_network(self, context: predictors.LayerContext, input_shape: Any) -> None:
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
-        self._block = 1
+        self._block = 1  # The side of the blocks of positions that share one `M`.
         shape = context.input_shape if self._on_vectors else input_shape
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.network(context)

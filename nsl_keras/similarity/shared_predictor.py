@@ -105,8 +105,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 "A shared `predictor` must be given to convolutions. "
                 f"Received: {self.name!r} for a layer of vectors"
             )
+        kernel_size, ones = context.geometry["kernel_size"], (1,) * context.rank
         padding = "causal" if context.geometry["padding"] == "causal" else "same"
-        ones = (1,) * context.rank
         if self.shared_network is None:
             changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
             adapted = dataclasses.replace(
@@ -122,15 +122,14 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 width=self.predictor.hidden_width(adapted),
                 downsampling=self.predictor.block_side(adapted),
             )
-            self._shared = padding, context.geometry["kernel_size"]
+            self._shared = padding, kernel_size
             self.shared_network = self.predictor.network(adapted)
             nesting.pass_on_frozen(self)
-        if (padding, context.geometry["kernel_size"]) != self._shared:
+        if (padding, kernel_size) != self._shared:
             raise ValueError(
                 "A shared `predictor` must be given to layers with the same kernel size, "
-                "all causal or none. Received: "
-                f"{self.name!r} for a layer with kernel_size="
-                f"{context.geometry['kernel_size']}, padding={padding!r}"
+                f"all causal or none. Received: {self.name!r} for a layer with "
+                f"kernel_size={kernel_size}, padding={padding!r}"
             )
         alike = str((context.sizes, context.geometry))
         adaptation = self._adaptations.get(alike) if self.share_adaptations else None
