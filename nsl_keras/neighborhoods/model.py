@@ -243,6 +243,55 @@ class MetaNeighborhoodModel(CheckedModel):
             inputs = rewiring.output_spec(self.backbone, inputs)
         return tuple(self.neighborhood(inputs).shape)
 
+    def compile(
+        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Configures training with the arguments of `keras.Model.compile`.
+
+        Raises:
+            ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
+        """
+        if self.task == "classification":
+            loss_of_logits(loss)
+        super().compile(optimizer, loss, *args, **kwargs)
+        self._ranking.cache_clear()  # It may run eagerly from now on, or no longer.
+
+    def _check_data(self, x: Any, y: Any = None) -> None:
+        if not data.is_in_memory(x):
+            return
+        x, y = data.gather(x, y)
+        for path, leaf in tree.flatten_with_path(x):
+            validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
+        if not self.built:
+            shapes = data.map_arrays(lambda each: (None, *np.shape(each)[1:]), x)
+            with variable_scope(self):
+                self.build(shapes)
+        if y is not None:
+            self.dictionary.require_targets(y)
+
+    def train_step(self, *arguments: Any) -> Any:
+        """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
+
+        It computes the same as Keras's own step, with the paper's lines in comments.
+        """
+        if keras.backend.backend() == "jax":
+            return super().train_step(*arguments)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
+        with GradientTape() as outer_tape:
+            # The call finetunes the head on a tape of its own: `NestedTape._finetune` or
+            # `DualForm._traces`.
+            predictions = self(x, training=True)
+            # MN Algorithm 1, line 9; MN Eq. (2).
+            loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
+            scaled_loss = self.optimizer.scale_loss(loss)
+        gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
+        # Under `tf.distribute` Keras has divided the loss by the number of replicas.
+        first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
+        reported, examples = loss * replicas_in_sync(), ops.shape(first)[0]
+        self.metrics[0].update_state(reported, sample_weight=examples)
+        return self.compute_metrics(x, y, predictions, sample_weight)
+
     def initialize_from(
         self,
         x: Any,
@@ -440,55 +489,6 @@ class MetaNeighborhoodModel(CheckedModel):
         """The current inner learning rates, one per adapted variable."""
         validation.built(self, "inner_rates")
         return self.neighborhood.rate.rates()
-
-    def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Configures training with the arguments of `keras.Model.compile`.
-
-        Raises:
-            ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
-        """
-        if self.task == "classification":
-            loss_of_logits(loss)
-        super().compile(optimizer, loss, *args, **kwargs)
-        self._ranking.cache_clear()  # It may run eagerly from now on, or no longer.
-
-    def _check_data(self, x: Any, y: Any = None) -> None:
-        if not data.is_in_memory(x):
-            return
-        x, y = data.gather(x, y)
-        for path, leaf in tree.flatten_with_path(x):
-            validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
-        if not self.built:
-            shapes = data.map_arrays(lambda each: (None, *np.shape(each)[1:]), x)
-            with variable_scope(self):
-                self.build(shapes)
-        if y is not None:
-            self.dictionary.require_targets(y)
-
-    def train_step(self, *arguments: Any) -> Any:
-        """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
-
-        It computes the same as Keras's own step, with the paper's lines in comments.
-        """
-        if keras.backend.backend() == "jax":
-            return super().train_step(*arguments)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
-        with GradientTape() as outer_tape:
-            # The call finetunes the head on a tape of its own: `NestedTape._finetune` or
-            # `DualForm._traces`.
-            predictions = self(x, training=True)
-            # MN Algorithm 1, line 9; MN Eq. (2).
-            loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
-            scaled_loss = self.optimizer.scale_loss(loss)
-        gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
-        # Under `tf.distribute` Keras has divided the loss by the number of replicas.
-        first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
-        reported, examples = loss * replicas_in_sync(), ops.shape(first)[0]
-        self.metrics[0].update_state(reported, sample_weight=examples)
-        return self.compute_metrics(x, y, predictions, sample_weight)
 
     @functools.wraps(keras.Model.export)
     def export(
