@@ -1,14 +1,20 @@
-"""Makes the copy of a model that episodes finetune, adds a new classifier, and cuts it."""
+"""Copies of a model: one that episodes finetune, cut in two, and one after an episode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import keras
+from keras import ops
 
 from nsl_keras import configs, rewiring
-from nsl_keras.few_shot.functional import classifier_of
+from nsl_keras.few_shot.functional import (
+    FunctionalModel,
+    classifier_of,
+    effective_policy,
+)
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.training.normalization import from_keras
 
@@ -87,3 +93,40 @@ def cut(
             continue
         return keras.Model(model.inputs, tensor), after
     return None, model
+
+
+def adapted_copy(
+    model: keras.Model, policy: str, examples: Any, values: dict[int, Any] | None = None
+) -> list[Any]:
+    """Returns an input, and a copy that computes what a model computes in an episode.
+
+    Args:
+        model: A built model.
+        policy: `"support"` or `"moving"`: what batch norms of the copy normalize by.
+        examples: The support examples.
+        values: New values of variables, by the variables' ids.
+    """
+    # A subclassed model is copied through its config and weights.
+    is_graph = rewiring.is_graph(model)
+    copied = rewiring.rebuild(model, lambda _: None) if is_graph else deepcopy(model)
+    for variable, new in rewiring.paired_variables(model, copied):
+        if values and id(variable) in values:
+            new.assign(ops.convert_to_numpy(values[id(variable)]))
+    if effective_policy(copied, policy) == "support":
+        _, found = FunctionalModel(copied, (), policy).outputs([], examples)
+        if len(set(map(id, found.layers))) < len(found.layers):
+            raise ValueError(
+                '`batch_normalization` must be "moving" for `adapt` if layers share a '
+                f'batch norm. Received: batch_normalization="support", model {model.name!r}'
+            )
+        statistics = iter(found.values)
+        for layer in found.layers:
+            layer.moving_mean.assign(next(statistics))
+            layer.moving_variance.assign(next(statistics))
+    shape, dtype = tuple(examples.shape[1:]), None
+    if is_graph:
+        given = model.inputs[0]
+        dtype = given.dtype
+        if len(given.shape) == len(shape) + 2:  # As Keras, which adds a last axis of 1.
+            shape = (*shape, 1)
+    return [keras.Input(shape, dtype=dtype), copied]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +10,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import validation
 from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 from nsl_keras.few_shot.classes import as_classes
-from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
+from nsl_keras.few_shot.functional import effective_policy
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training.data import gather, with_text
@@ -177,8 +176,7 @@ class Adapting:
                 f"`y` must have {self.ways} classes, the `ways` of the learner. "
                 f"Received: {ways} classes"
             )
-        found, learner, support = self._adapted(examples, labels, ways)
-        model = AdaptedModel(found) if isinstance(found, list) else found
+        model, learner, support = self._adapted(examples, labels, ways)
         model.class_names = names
         if self.classifies:
             model.calibrate(_temperature(learner, support, labels))
@@ -191,10 +189,10 @@ class Adapting:
         """Builds the learner for examples and labels of these shapes."""
 
     def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
-        """Returns three things for a support set; `ways` is `None` for targets.
+        """Returns a model for a support set, a learner, and examples for the learner.
 
-        They are the model or its layers, a learner of episodes that gives the same logits,
-        and the support examples as this learner takes them.
+        The learner of episodes gives the same logits as the model. The examples are those
+        of the support set as this learner takes them. `ways` is `None` for targets.
         """
         raise NotImplementedError
 
@@ -244,40 +242,3 @@ def _numbered(
             f"`y` must hold two or more classes. Received: the class {names[0]!r} alone"
         )
     return numbers.astype("int32"), tuple(names)
-
-
-def adapted_copy(
-    model: keras.Model, policy: str, examples: Any, values: dict[int, Any] | None = None
-) -> list[Any]:
-    """Returns an input, and a copy that computes what a model computes in an episode.
-
-    Args:
-        model: A built model.
-        policy: `"support"` or `"moving"`: what batch norms of the copy normalize by.
-        examples: The support examples.
-        values: New values of variables, by the variables' ids.
-    """
-    # A subclassed model is copied through its config and weights.
-    is_graph = rewiring.is_graph(model)
-    copied = rewiring.rebuild(model, lambda _: None) if is_graph else copy.deepcopy(model)
-    for variable, new in rewiring.paired_variables(model, copied):
-        if values and id(variable) in values:
-            new.assign(ops.convert_to_numpy(values[id(variable)]))
-    if effective_policy(copied, policy) == "support":
-        _, found = FunctionalModel(copied, (), policy).outputs([], examples)
-        if len(set(map(id, found.layers))) < len(found.layers):
-            raise ValueError(
-                '`batch_normalization` must be "moving" for `adapt` if layers share a '
-                f'batch norm. Received: batch_normalization="support", model {model.name!r}'
-            )
-        statistics = iter(found.values)
-        for layer in found.layers:
-            layer.moving_mean.assign(next(statistics))
-            layer.moving_variance.assign(next(statistics))
-    shape, dtype = tuple(examples.shape[1:]), None
-    if is_graph:
-        given = model.inputs[0]
-        dtype = given.dtype
-        if len(given.shape) == len(shape) + 2:  # As Keras, which adds a last axis of 1.
-            shape = (*shape, 1)
-    return [keras.Input(shape, dtype=dtype), copied]

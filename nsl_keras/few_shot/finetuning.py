@@ -17,8 +17,8 @@ from keras import ops
 from nsl_keras import backend, rewiring, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
 from nsl_keras.endings import require_linear
-from nsl_keras.few_shot.adapted_copy import copy_with_classifier, cut
-from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
+from nsl_keras.few_shot.adapted_copy import adapted_copy, copy_with_classifier, cut
+from nsl_keras.few_shot.adapted_model import AdaptedModel, Adapting
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodic_learner import episode_shapes, shapes_of
 from nsl_keras.few_shot.functional import (
@@ -167,7 +167,7 @@ class Finetuner(Adapting):
         state += zip(self._after.variables, values, strict=True)
         new = {id(variable): value for variable, value in state}
         layers = adapted_copy(self._copy, self.batch_normalization, support, new)
-        return layers, self, images
+        return AdaptedModel(layers), self, images
 
     def _scores(
         self,

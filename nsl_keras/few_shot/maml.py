@@ -17,7 +17,8 @@ from keras import ops
 from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
 from nsl_keras.endings import require_linear
-from nsl_keras.few_shot.adapted_model import adapted_copy
+from nsl_keras.few_shot.adapted_copy import adapted_copy
+from nsl_keras.few_shot.adapted_model import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
 from nsl_keras.neighborhoods.inner_loop import InnerLearningRate
@@ -243,4 +244,4 @@ class MAML(EpisodicLearner):
         values = self._values_after(support, targets, training=False)
         new = dict(zip(map(id, self.functional.variables), values, strict=True))
         layers = adapted_copy(self.model, self.batch_normalization, support, new)
-        return layers, self, ops.convert_to_numpy(support)
+        return AdaptedModel(layers), self, ops.convert_to_numpy(support)

@@ -12,7 +12,8 @@ from keras import ops
 
 from nsl_keras import configs, rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
-from nsl_keras.few_shot.adapted_model import adapted_copy
+from nsl_keras.few_shot.adapted_copy import adapted_copy
+from nsl_keras.few_shot.adapted_model import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
@@ -90,7 +91,8 @@ class MetricLearner(EpisodicLearner):
         head.build(features.shape)
         head.features.assign(features)
         head.labels.assign(labels)
-        return [*layers, head], learner, ops.convert_to_numpy(features)
+        model = AdaptedModel([*layers, head])
+        return model, learner, ops.convert_to_numpy(features)
 
     def _of_features(self, features: Tensor, ways: int) -> MetricLearner:
         """Returns a learner of the same weights, from features to logits."""

@@ -11,7 +11,8 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
-from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods, adapted_copy
+from nsl_keras.few_shot.adapted_copy import adapted_copy
+from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.cosine import CosineDense
