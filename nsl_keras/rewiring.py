@@ -158,14 +158,11 @@ def has_plain_kernel(layer: Layer) -> bool:
 
 def copy_activations(source: Layer, copy: Layer) -> None:
     """Copies the weights of activations that are layers, for example `PReLU`."""
+    kind = keras.layers.Layer
     for name in ("activation", "recurrent_activation"):
         one, other = getattr(source, name, None), getattr(copy, name, None)
         # Keras builds an activation when its layer is first called.
-        if (
-            isinstance(one, keras.layers.Layer)
-            and isinstance(other, keras.layers.Layer)
-            and one.built
-        ):
+        if isinstance(one, kind) and isinstance(other, kind) and one.built:
             if not other.built:
                 other.build_from_config(one.get_build_config())
             other.set_weights(one.get_weights())

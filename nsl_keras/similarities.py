@@ -287,11 +287,9 @@ class PositiveSemidefinite(Similarity):
     def parameters_from(self, matrix: np.ndarray) -> Any:
         values = matrix.astype("float64")
         eigenvalues, vectors = np.linalg.eigh(values)
-        largest = max(float(np.max(np.abs(values))), 1e-30)
-        if (
-            np.max(np.abs(values - values.T)) > 1e-5 * largest
-            or np.min(eigenvalues) < -1e-5 * largest
-        ):
+        rounding = 1e-5 * max(float(np.max(np.abs(values))), 1e-30)
+        asymmetry = np.max(np.abs(values - values.T))
+        if asymmetry > rounding or np.min(eigenvalues) < -rounding:
             raise ValueError(
                 "`initializer` must give a symmetric, positive semidefinite "
                 "matrix for the similarity 'positive_semidefinite'. Received: a matrix "

@@ -42,12 +42,8 @@ def split_classifier(
     uses = [call.layer for call in rewiring.calls(model)].count(last)
     axes = len(ends[0].output_shapes[0])
     is_vector = axes == (4 if isinstance(last, keras.layers.Conv2D) else 2)
-    if (
-        len(model.outputs) != 1
-        or len(model.output_shape) != 2
-        or not is_vector
-        or uses != 1
-    ):
+    is_only_output = len(model.outputs) == 1 and len(model.output_shape) == 2
+    if not is_vector or not is_only_output or uses != 1:
         raise ValueError(
             "`model` must have one output, of shape (batch, classes) or (batch, targets), "
             "and use its last layer once. Received: output shapes "

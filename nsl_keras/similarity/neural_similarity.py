@@ -76,21 +76,15 @@ class BilinearForm(keras.layers.Layer):
             self._require_predictable()
 
     def _require_predictable(self) -> None:
-        start = self.similarity.initializer
-        starts_elsewhere = (
-            not isinstance(start, keras.initializers.Identity) or start.gain != 1
-        )
-        if (
-            self.similarity.static_only
-            or self.similarity.shared_by != "layer"
-            or self.similarity.constraint is not None
-            or starts_elsewhere
-        ):
+        similarity, start = self.similarity, self.similarity.initializer
+        at_identity = isinstance(start, keras.initializers.Identity) and start.gain == 1
+        is_plain = similarity.shared_by == "layer" and similarity.constraint is None
+        if similarity.static_only or not at_identity or not is_plain:
             raise ValueError(
                 "`similarity` with a predictor must not be `static_only`, and must not set "
                 "`initializer`, `constraint` or `shared_by`. Received: "
-                f"similarity={type(self.similarity).__name__} with "
-                f"{self.similarity.get_config()}, predictor={self.predictor!r}"
+                f"similarity={type(similarity).__name__} with "
+                f"{similarity.get_config()}, predictor={self.predictor!r}"
             )
 
     def build(
