@@ -178,14 +178,6 @@ def _records(file: str, name: str = "") -> runs.RunRecords:
     return runs.RunRecords(RESULTS / file, name)
 
 
-def _few_shot_16(names: dict[str, str]) -> str:
-    """Rows of the trainings on images of 16 pixels."""
-    file, setting = FEW_SHOT[0], "cifar_fs_small_16_cnn4_5way_5shot_augmented"
-    return _shown(
-        experiments.few_shot.table.section(_records(file, setting), names), file, 4
-    )
-
-
 def _image_classification(name: str, columns: int, how: str | None = None) -> str:
     records = _records("image_classification.jsonl", name)
     made = experiments.image_classification.table.section(records, ["table_1"])
@@ -272,8 +264,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "few_shot": lambda: _shown(
         experiments.few_shot.table.section(_records(*FEW_SHOT)), FEW_SHOT[0], 5
     ),
-    "static_few_shot": lambda: _few_shot_16(experiments.few_shot.table.ADAPTED),
-    "episodic": lambda: _few_shot_16(experiments.few_shot.table.EPISODIC),
+    "static_few_shot": lambda: _shown(
+        experiments.few_shot.table.section(
+            _records(FEW_SHOT[0], "cifar_fs_small_16_cnn4_5way_5shot_augmented"),
+            experiments.few_shot.table.ADAPTED,
+        ),
+        *(FEW_SHOT[0], 4),
+    ),
     "calibration": lambda: _shown(calibration.section(RESULTS), calibration.PLACE),
     "uns": lambda: _shown(
         experiments.neural_similarity.table.apart(

@@ -30,7 +30,7 @@ def sections(results: pathlib.Path) -> str:
     return "\n\n".join([TITLE, *map(section, found), *rest])
 
 
-#: Every row beside the finetuned classifier; adapted similarities; and meta-learners.
+#: Every row beside the finetuned classifier, and adapted similarities.
 ALL = dict.fromkeys(methods.METHODS, methods.BASELINE)
 ADAPTED = {
     name: dict(methods.PAIRS).get(name, methods.BASELINE)
@@ -38,11 +38,6 @@ ADAPTED = {
         *("finetuning", "static_nsn", *methods.ADAPTED),
         *("meta_static_published", "meta_static_nsn"),
     )
-}
-EPISODIC = {
-    f"{name}{kind}": name
-    for name in ("proto_net", "relation_net")
-    for kind in ("", "_dynamic")
 }
 
 
