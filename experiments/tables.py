@@ -196,6 +196,12 @@ def _converged() -> str:
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 
+def _apart(setting: str, *rates: float) -> str:
+    name = f"cnn9_default_{setting}_tuned"
+    made = experiments.neural_similarity.table.apart(RESULTS, name, rates)
+    return _shown(made, "neural_similarity_tuning.jsonl", 5 + len(rates))
+
+
 def _no_harm() -> str:
     found = report.load(RESULTS, "unbiased")
     command = (
@@ -272,13 +278,8 @@ TABLES: dict[str, Callable[[], str]] = {
         *(FEW_SHOT[0], 4),
     ),
     "calibration": lambda: _shown(calibration.section(RESULTS), calibration.PLACE),
-    "uns": lambda: _shown(
-        experiments.neural_similarity.table.apart(
-            RESULTS, "cnn9_default_8-16-32_cifar10_5000_780_tuned", (0.01, 0.003)
-        ),
-        "neural_similarity_tuning.jsonl",
-        7,
-    ),
+    "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
+    "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "converged": _converged,
     "regression": lambda: _shown(
