@@ -82,12 +82,9 @@ _LEARNED_SHAPE: dict[str, Any] = {
 #: Of a `"full_sphere"` predictor whose cosines nothing rescales, from the identity nearly.
 BOUNDED: dict[str, Any] = {"batch_normalization": False, "start": "published"}
 
-#: Of a `"full_sphere"` predictor whose cosines nothing rescales, from the identity nearly.
-BOUNDED: dict[str, Any] = {"batch_normalization": False, "start": "published"}
 
-
-def _uns(what: str, kind: Any = "sphere", own: Any = (), **changes: Any) -> Method:
-    made = _nsn("UNS", kind, what, **{"downsampling": 2, **dict(own)})
+def _uns(what: str, **changes: Any) -> Method:
+    made = _nsn("UNS", "sphere", what, downsampling=2)
     return dataclasses.replace(made, **changes)
 
 
@@ -97,9 +94,6 @@ UNS_METHODS = {
     "dynamic_uns_blocks": _uns("in blocks of 2x2 (the default)"),
     "dynamic_uns_slow": _uns("a tenth of the rate in predictors", predictor_rate=0.1),
     "dynamic_uns_free": _uns("no weight decay of predictors", predictor_penalty=False),
-    "dynamic_uns_norm": _uns(
-        "batch norms in predictors", own={"batch_normalization": True}
-    ),
 }
 
 METHODS = {

@@ -13,7 +13,10 @@ TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
 def sections(results: pathlib.Path) -> str:
     found = runs.all_of(results / "neural_similarity.jsonl")
     ran = {number for records in found for number in tables_of(records)}
-    rest = [number for number in methods.TABLES if number not in ran]
+    published = [
+        number for number, each in methods.TABLES.items() if any(each.errors.values())
+    ]
+    rest = [number for number in published if number not in ran]
     parts = [TITLE, *map(section, found), *([not_run(rest)] if rest else [])]
     return "\n\n".join(parts)
 
@@ -44,7 +47,11 @@ def apart(results: pathlib.Path, name: str, rates: tuple[float, ...]) -> str:
 
     made = tables.compared(
         found,
-        {name: method.title for name, method in table.methods.items()},
+        {
+            name: method.title
+            for name, method in table.methods.items()
+            if tables.of_method(found, name)
+        },
         table.baseline,
         ("error, %", "difference to baseline"),
         lambda name: errors(rates[0], name),
