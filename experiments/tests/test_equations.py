@@ -6,7 +6,7 @@ import pytest
 
 import nsl_keras
 from experiments.neural_similarity import methods
-from experiments.neural_similarity.implicit_regularization import effective_rank
+from experiments.neural_similarity.implicit_regularization import descend, effective_rank
 
 RNG = np.random.default_rng(7)
 
@@ -114,6 +114,18 @@ def test_maps_of_equal_size_share_their_adaptation(tmp_path):
 def test_the_effective_rank_of_equal_values_is_their_number():
     for values, rank in (([2, 2, 2, 0], 3), ([1, 1e-9], 1), ([0, 0], 0)):
         assert effective_rank(np.array(values, float)) == pytest.approx(rank, abs=1e-6)
+
+
+def test_descent_on_both_factors_is_the_papers_flow():
+    """NSL Eq. (6), with a small step in place of the derivative."""
+    inputs, targets, start = (
+        RNG.normal(size=size) for size in ((9, 20), (9, 20), (20, 20))
+    )
+    before, after = descend(start, 1, 0.5, inputs, targets, 1e-8, 1, 1)
+    similarity, kernel = 0.5 * np.eye(20), start / 0.5
+    plain = inputs.T @ (targets - inputs @ start)
+    flow = similarity.T @ similarity @ plain + plain @ kernel.T @ kernel
+    np.testing.assert_allclose((after - before) / 1e-8, flow, rtol=1e-4, atol=1e-4)
 
 
 def test_the_row_of_table_3_with_shared_adaptations():
