@@ -374,6 +374,12 @@ class NeighborDictionary(keras.layers.Layer):
         They have the dtype of the queries, float32 or wider. With `dropout_scope="batch"`,
         dropped entries are not returned. If `kept` is given, no entries are drawn.
         """
+        width = self.keys.shape[-1]
+        if queries.shape[-1] not in (None, width):  # Only a call checks the `input_spec`.
+            raise ValueError(
+                f"Features must have shape (batch, {width}), like the dictionary's keys. "
+                f"Received: shape {tuple(queries.shape)}"
+            )
         keys, values = (ops.cast(each, queries.dtype) for each in (self.keys, self.values))
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
