@@ -233,7 +233,7 @@ def test_cnn9_of_table_7_ends_in_256_features():
     assert maps.output_shape == (None, 4, 4, 128)
 
 
-def test_a_similarity_moves_alone_once_the_classifier_is_finetuned():
+def test_a_similarity_moves_alone_once_the_classifier_is_finetuned(eager):
     shape = (16, 16, 3)
     network = few_shot_methods.features("cnn4", "plain", shape)
     options = {"batch_normalization": "moving"}

@@ -42,7 +42,7 @@ def test_training_keeps_statistics_of_batch_norms():
     assert np.all(gamma < 1) and np.all(beta < 0)
 
 
-def test_methods_train_what_they_say(monkeypatch):
+def test_methods_train_what_they_say(monkeypatch, eager):
     inputs = keras.Input((8, 8, 3))
     outputs = keras.layers.DepthwiseConv2D(3, use_bias=False)(inputs)
     outputs = keras.layers.BatchNormalization()(outputs)
