@@ -1,9 +1,8 @@
 """Makes and serves a classifier of new classes, from five photos per class.
 
 FOLDER contains a subfolder of photos per class. The network is from keras.applications and
-takes pixels from 0 to 255; its weights are downloaded the first time. Name crops of a photo
-`PHOTO_CROP.jpg` and pass `--crops=_`: crops are alike, and tell little about other photos.
-To try the program, use `digits`: a tiny network of digits 0 to 6, and images of 7 to 9.
+takes pixels from 0 to 255. Pass `--crops=_` for crops named `PHOTO_CROP.jpg`. To try the
+program, use `digits`: a tiny network of digits 0 to 6, and images of 7 to 9.
 
     python examples/few_shot_own_photos.py --photos=FOLDER --backbone=EfficientNetV2B0
     python examples/few_shot_own_photos.py --backbone=digits  # 20 seconds on one core
@@ -82,10 +81,11 @@ def main():
     classifier = learner.adapt(photos, labels, dataset.class_names)
     classifier.save(output / "classifier.keras")
     any_size = keras.Input((None, None, photos.shape[-1]), dtype="uint8")
-    resize = keras.Model(any_size, keras.layers.Resizing(*size)(any_size))
-    path, pixels = output / "served" / "1", photos.astype("uint8")
-    nsl_keras.export.save_model(classifier, path, preprocessing=resize, examples=pixels)
-    served = tf.saved_model.load(str(path)).signatures["classify"](inputs=pixels[:1])
+    pixels = keras.ops.cast(any_size, "float32")  # `Resizing` may round bytes.
+    resize = keras.Model(any_size, keras.layers.Resizing(*size)(pixels))
+    path, photos = output / "served" / "1", photos.astype("uint8")
+    nsl_keras.export.save_model(classifier, path, preprocessing=resize, examples=photos)
+    served = tf.saved_model.load(str(path)).signatures["classify"](inputs=photos[:1])
     probability = float(tf.reduce_max(served["probabilities"]))
     print(f"served: {served['class'][0].numpy().decode()}, {probability:.0%}")
     print("saved classifier.keras and exported served/1 to", output)

@@ -75,8 +75,9 @@ def save_model(
             layer, so that its vocabulary is written too.
         preprocessing: Keras model, layer or other function that returns the model's inputs.
             It becomes part of every signature; for words see `signatures`. For bytes of any
-            size pass a model of `keras.Input((None, None, 3), dtype="uint8")`; a layer or
-            function takes the size and dtype of `examples`.
+            size pass a model of `keras.Input((None, None, 3), dtype="uint8")`. It must cast
+            them to float32 before `keras.layers.Resizing`, which rounds bytes, but not in
+            a graph. A layer or function takes the size and dtype of `examples`.
         examples: Batch of inputs on which the SavedModel is compared with `model`; `None`
             draws random numbers. Required unless the inputs go to a functional model, have
             known sizes, and contain no text.
