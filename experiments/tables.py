@@ -277,6 +277,13 @@ TABLES: dict[str, Callable[[], str]] = {
         ),
         *(FEW_SHOT[0], 4),
     ),
+    "dynamic_few_shot": lambda: _shown(
+        experiments.few_shot.table.section(
+            _records(FEW_SHOT[0], "cifar_fs_small_16_cnn4_5way_5shot_augmented_tuned"),
+            experiments.few_shot.table.DYNAMIC,
+        ),
+        *(FEW_SHOT[0], 6),
+    ),
     "calibration": lambda: _shown(calibration.section(RESULTS), calibration.PLACE),
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
     "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),

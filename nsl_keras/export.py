@@ -235,6 +235,7 @@ def _compare(folder: pathlib.Path, batch: Any, expected: Any, tolerance: float) 
         bound = 10 * noise + tolerance * np.abs(one).max(initial=1e-3)
         if one.shape != two.shape or not np.all(np.abs(one - two) <= bound):
             raise RuntimeError(
-                "The SavedModel must predict what the model predicts for `examples`. "
-                f"Received: {two} instead of {one}"
+                "The SavedModel must predict what the model predicts for `examples`; "
+                "`preprocessing` and `signatures` must compute in a graph what they "
+                f"compute eagerly. Received: {two} instead of {one}"
             )

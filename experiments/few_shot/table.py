@@ -30,8 +30,14 @@ def sections(results: pathlib.Path) -> str:
     return "\n\n".join([TITLE, *map(section, found), *rest])
 
 
-#: Every row beside the finetuned classifier, and adapted similarities.
+#: Every row beside the finetuned classifier, learners beside themselves with dynamic
+#: networks, and adapted similarities.
 ALL = dict.fromkeys(methods.METHODS, methods.BASELINE)
+DYNAMIC = {
+    name: dict(methods.PAIRS).get(name, name)
+    for learner in ("proto_net", "relation_net")
+    for name in (learner, f"{learner}_dynamic")
+}
 ADAPTED = {
     name: dict(methods.PAIRS).get(name, methods.BASELINE)
     for name in (

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from experiments.common import rivals
 from experiments.speed import measure, neighborhoods
-from nsl_keras.layers import NeuralSimilarityConv2D
+from nsl_keras.layers import NeuralSimilarityConv2D, SphereConv2D
 from nsl_keras.predictors import SimilarityPredictor
 
 BATCH, CLASSES = 64, 10
@@ -39,6 +39,7 @@ LAYERS: dict[str, Callable[..., keras.layers.Layer]] = {
     "dynamic unconstrained similarity, `downsampling=1`": functools.partial(
         UNCONSTRAINED, predictor=SimilarityPredictor(downsampling=1)
     ),
+    "`SphereConv2D`, inputs normalized": functools.partial(SphereConv2D, normalize="input"),
     "squeeze-excite": rivals.SqueezeExciteConv2D,
     "CondConv of four kernels": rivals.ConditionalConv2D,
 }
