@@ -11,10 +11,11 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Tests run in several processes, whose threads would wait for each other's.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# XLA optimizes its code for longer than the tests let it run.
+# XLA compiles for longer than the tests let its code run.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_use_fusion_emitters=false",
 )
 
 import keras
