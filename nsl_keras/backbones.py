@@ -213,11 +213,9 @@ def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
 def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
     """Raises for images that are too small to pool."""
     sizes = height_and_width(input_shape)
-    if len(sizes) != 2 or any(size is not None and size < least for size in sizes):
-        raise ValueError(
-            f"`input_shape` must describe images of at least {least}x{least} pixels. "
-            f"Received: input_shape={tuple(input_shape)}"
-        )
+    large = len(sizes) == 2 and all(size is None or size >= least for size in sizes)
+    demand = f"the shape of images of at least {least}x{least} pixels"
+    validation.require(large, "input_shape", demand, tuple(input_shape))
 
 
 @dataclasses.dataclass(frozen=True)

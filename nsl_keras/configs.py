@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import keras
 
+from nsl_keras import validation
 from nsl_keras.nesting import sublayers
 
 Layer: TypeAlias = keras.layers.Layer
@@ -75,11 +76,8 @@ def named(
         found = kinds[identifier]()
     elif isinstance(identifier, dict):
         found = keras.saving.deserialize_keras_object(identifier)
-    if not isinstance(found, allowed):
-        raise ValueError(
-            f"`{argument}` must be one of {', '.join(map(repr, kinds))}, or {others}. "
-            f"Received: {argument}={identifier!r}"
-        )
+    demand = f"one of {', '.join(map(repr, kinds))}, or {others}"
+    validation.require(isinstance(found, allowed), argument, demand, identifier)
     return found
 
 

@@ -155,7 +155,7 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
     source = preprocessing or source
     known, tensors = False, examples
     if rewiring.is_graph(source) and source.built:
-        tensors = source.inputs[0] if isinstance(source, keras.Sequential) else source.input
+        tensors, _ = rewiring.symbols_of(source)
         symbols = tree.flatten(tensors)
         known = all(None not in x.shape[1:] and x.dtype != "string" for x in symbols)
     if examples is None and not known:

@@ -81,6 +81,13 @@ def require_graph(model: Any) -> None:
         )
 
 
+def symbols_of(model: Any) -> tuple[Any, Any]:
+    """Returns the symbolic inputs and outputs of a graph, in the model's structure."""
+    if isinstance(model, keras.Sequential):
+        return model.inputs[0], model.outputs[0]
+    return model.input, model.output
+
+
 def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
     """Whether two shapes are equal as far as they are known."""
     return len(one) == len(other) and all(
@@ -154,6 +161,11 @@ def has_plain_kernel(layer: Layer) -> bool:
     return kernel is None or (
         isinstance(kernel, keras.Variable) and keras.backend.is_float_dtype(kernel.dtype)
     )
+
+
+def copy_value(source: Any, variable: keras.Variable) -> None:
+    """Copies a value: on JAX two layers would share a buffer, which training donates."""
+    variable.assign(ops.convert_to_numpy(source))
 
 
 def copy_activations(source: Layer, copy: Layer) -> None:
@@ -249,8 +261,7 @@ class _Rebuilding:
             if not source.trainable and not copy.trainable_variables:
                 copy.trainable = False
         # Keras exports no model to ONNX that was never called.
-        is_stack = isinstance(new_model, keras.Sequential)
-        new_model(new_model.inputs[0] if is_stack else new_model.input)
+        new_model(symbols_of(new_model)[0])
         if type(new_model) is not type(model):
             warnings.warn(
                 f"The new model is a plain Keras model, without what {model.name!r}'s "
@@ -372,8 +383,7 @@ def copy_state(source: Layer, copy: Layer) -> None:
     for one, other in _paired_layers(source, copy):
         store: dict[str, Any] = {}
         one.save_own_variables(store)
-        # Copies: on JAX two layers would share a buffer, which a training step donates.
-        other.load_own_variables(
+        other.load_own_variables(  # Copies, as in `copy_value`.
             {key: ops.convert_to_numpy(value) for key, value in store.items()}
         )
         if hasattr(one, "save_assets"):  # For example an adapted vocabulary.
@@ -386,7 +396,7 @@ def copy_state(source: Layer, copy: Layer) -> None:
     for variable, new in paired_variables(source, copy):
         if id(variable) in weights:
             # A layer with LoRA saves the product of its parts, and loads zeros for them.
-            new.assign(ops.convert_to_numpy(variable))
+            copy_value(variable, new)
         if new.trainable != variable.trainable:
             new.trainable = variable.trainable
 
@@ -452,9 +462,7 @@ def _noting_calls(model: Any, found: list[Call]) -> keras.Model:
 
 def _uncompiled(model: keras.Model) -> keras.Model:
     """Returns the same graph in a model without an optimizer, which clones would copy."""
-    if isinstance(model, keras.Sequential):
-        return keras.Model(model.inputs, model.outputs, name=model.name)
-    return keras.Model(model.input, model.output, name=model.name)
+    return keras.Model(*symbols_of(model), name=model.name)
 
 
 def _tensors(structure: Any) -> tuple[keras.KerasTensor, ...]:

@@ -350,11 +350,9 @@ class Sparse(Similarity):
         self.nonzeros = validation.positive_integer_or_none(nonzeros, "nonzeros")
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
-        if self.nonzeros is not None and self.nonzeros > matrix.size:
-            raise ValueError(
-                f"`nonzeros` must be at most {matrix.size}, the number of entries of `M`. "
-                f"Received: nonzeros={self.nonzeros}"
-            )
+        demand = f"at most {matrix.size}, the number of entries of `M`"
+        fits = (self.nonzeros or 1) <= matrix.size
+        validation.require(fits, "nonzeros", demand, self.nonzeros)
         return matrix
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:

@@ -16,7 +16,8 @@ import numpy as np
 SUM_TOLERANCE = 1e-2
 
 
-def _require(condition: Any, name: str, demand: str, value: Any) -> None:
+def require(condition: Any, name: str, demand: str, value: Any) -> None:
+    """Raises unless the condition holds: "`name` must be (the demand)"."""
     if not condition:
         raise ValueError(f"`{name}` must be {demand}. Received: {name}={value!r}")
 
@@ -31,7 +32,7 @@ def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     allowed = list(allowed)
     # Types first, because an array compares with a name entry by entry.
     found = any(isinstance(value, type(each)) and value == each for each in allowed)
-    _require(found, name, f"one of {', '.join(map(repr, allowed))}", value)
+    require(found, name, f"one of {', '.join(map(repr, allowed))}", value)
     return value
 
 
@@ -43,7 +44,7 @@ def _is_integer(value: Any, smallest: int) -> bool:
 
 def positive_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 1."""
-    _require(_is_integer(value, 1), name, "a positive integer", value)
+    require(_is_integer(value, 1), name, "a positive integer", value)
     return int(value)
 
 
@@ -54,7 +55,7 @@ def positive_integer_or_none(value: Any, name: str) -> Any:
 
 def non_negative_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 0."""
-    _require(_is_integer(value, 0), name, "an integer of at least 0", value)
+    require(_is_integer(value, 0), name, "an integer of at least 0", value)
     return int(value)
 
 
@@ -66,26 +67,26 @@ def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
         and len(entries) == length
         and all(_is_integer(each, 1) for each in entries)
     )
-    _require(valid, name, f"a positive integer or {length} of them", value)
+    require(valid, name, f"a positive integer or {length} of them", value)
     return tuple(map(int, entries))
 
 
 def positive_number(value: Any, name: str) -> float:
     """Returns `value` as a finite float above zero."""
-    _require(_is_finite(value) and value > 0, name, "a finite number above zero", value)
+    require(_is_finite(value) and value > 0, name, "a finite number above zero", value)
     return float(value)
 
 
 def non_negative_number(value: Any, name: str) -> float:
     """Returns `value` as a finite float of at least zero."""
     valid = _is_finite(value) and value >= 0
-    _require(valid, name, "a finite number of at least zero", value)
+    require(valid, name, "a finite number of at least zero", value)
     return float(value)
 
 
 def fraction(value: Any, name: str) -> float:
     """Returns `value` as a float in [0, 1)."""
-    _require(_is_finite(value) and 0 <= value < 1, name, "a number in [0, 1)", value)
+    require(_is_finite(value) and 0 <= value < 1, name, "a number in [0, 1)", value)
     return float(value)
 
 

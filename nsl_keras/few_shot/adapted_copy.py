@@ -7,7 +7,6 @@ from copy import deepcopy
 from typing import Any
 
 import keras
-from keras import ops
 
 from nsl_keras import configs, rewiring
 from nsl_keras.few_shot.functional import (
@@ -111,7 +110,7 @@ def adapted_copy(
     copied = rewiring.rebuild(model, lambda _: None) if is_graph else deepcopy(model)
     for variable, new in rewiring.paired_variables(model, copied):
         if values and id(variable) in values:
-            new.assign(ops.convert_to_numpy(values[id(variable)]))
+            rewiring.copy_value(values[id(variable)], new)
     if effective_policy(copied, policy) == "support":
         _, found = FunctionalModel(copied, (), policy).outputs([], examples)
         if len(set(map(id, found.layers))) < len(found.layers):

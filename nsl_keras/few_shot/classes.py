@@ -42,12 +42,12 @@ def split_classes(
     else:
         ends = np.round(np.cumsum(sizes) * len(classes)).astype(int)
         counts = np.diff([0, *ends]).tolist() if np.isclose(np.sum(sizes), 1) else []
-    if min(counts, default=0) < 1 or sum(counts) != len(classes):
-        raise ValueError(
-            f"`sizes` must be integers that add up to {len(classes)} (the classes), "
-            "or fractions that add up to 1, with a class in every set. "
-            f"Received: sizes={tuple(sizes)}"
-        )
+    demand = (
+        f"integers that add up to {len(classes)} (the classes), or fractions that add up "
+        "to 1, with a class in every set"
+    )
+    add_up = min(counts, default=0) > 0 and sum(counts) == len(classes)
+    validation.require(add_up, "sizes", demand, tuple(sizes))
     seed = validation.non_negative_integer(seed, "seed")
     shuffled = np.random.default_rng(seed).permutation(classes)
     return [np.sort(part) for part in np.split(shuffled, np.cumsum(counts)[:-1])]

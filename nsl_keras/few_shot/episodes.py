@@ -102,11 +102,8 @@ class EpisodeSampler:
         self.classes, numbers, counts = np.unique(
             self.labels, return_inverse=True, return_counts=True
         )
-        if self.ways > len(self.classes):
-            raise ValueError(
-                f"`ways` must be at most the number of classes, {len(self.classes)}. "
-                f"Received: ways={self.ways}"
-            )
+        demand = f"at most the number of classes, {len(self.classes)}"
+        validation.require(self.ways <= len(self.classes), "ways", demand, self.ways)
         few = counts < self.shots + self.queries
         if few.any():
             raise ValueError(

@@ -132,8 +132,7 @@ def evaluate(
     20.00 ± 0.00 % (8 episodes)
     """
     episodes = validation.positive_integer(episodes, "episodes")
-    if episodes < 2:
-        raise ValueError(f"`episodes` must be at least 2. Received: episodes={episodes}")
+    validation.require(episodes > 1, "episodes", "at least 2", episodes)
     batch_size = min(validation.positive_integer(batch_size, "batch_size"), episodes)
     start = validation.non_negative_integer(start, "start")
     accuracies = []

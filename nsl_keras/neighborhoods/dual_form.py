@@ -69,7 +69,7 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
     `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers; otherwise `NoDualFormError`.
     """
     stages: list[DenseStage] = []
-    for layer in head.layers if isinstance(head, keras.Sequential) else [head]:
+    for layer in layers_of(head):
         if type(layer) is CosineDense:
             weights = [layer.kernel, layer.learned_scale]
             stages.append(DenseStage(weights, is_cosine=True))
@@ -89,8 +89,12 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
 def may_have_stages(head: keras.layers.Layer) -> bool:
     """Whether `stages_of` a head, which may not be built yet, knows its layers."""
     known = (CosineDense, keras.layers.Dense, keras.layers.Activation, *_ACTIVATION_LAYERS)
-    layers = head.layers if isinstance(head, keras.Sequential) else [head]
-    return all(type(layer) in known for layer in layers)
+    return all(type(layer) in known for layer in layers_of(head))
+
+
+def layers_of(head: Any) -> list[keras.layers.Layer]:
+    """Returns the layers of a stack, or the head as the only one."""
+    return head.layers if isinstance(head, keras.Sequential) else [head]
 
 
 def _activation_of(layer: keras.layers.Layer) -> Callable[..., Tensor]:

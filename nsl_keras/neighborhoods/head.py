@@ -17,6 +17,7 @@ from nsl_keras.neighborhoods.dual_form import (
     CACHED_ENTRIES,
     DualForm,
     NoDualFormError,
+    layers_of,
     may_have_stages,
     stages_of,
 )
@@ -126,10 +127,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
         # Attention and finetuning compute in this dtype.
         self._precision = wide_dtype(self.variable_dtype)
-        if not isinstance(head, keras.layers.Layer):
-            raise ValueError(
-                f"`head` must be a Keras layer or model. Received: head={head!r}"
-            )
+        is_layer = isinstance(head, keras.layers.Layer)
+        validation.require(is_layer, "head", "a Keras layer or model", head)
         if not isinstance(dictionary, NeighborDictionary):
             entries = validation.positive_integer(dictionary, "dictionary")
             dictionary = NeighborDictionary(
@@ -279,10 +278,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         At that learning rate a step of a dense layer (1 is its bias) does not overshoot the
         loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
         """
-        layers = (
-            self.head.layers if isinstance(self.head, keras.Sequential) else [self.head]
-        )
-        if isinstance(layers[0], CosineDense):
+        if isinstance(layers_of(self.head)[0], CosineDense):
             return
         squares = ops.sum(ops.square(self.dictionary.keys), axis=-1)
         self.rate.limit(1 / (CURVATURES[self.task] * (ops.mean(squares) + 1)))

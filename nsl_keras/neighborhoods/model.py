@@ -108,11 +108,9 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> None:
         # Without autocast: integers and wide floats reach the backbone as they are.
         super().__init__(autocast=False, **kwargs)
-        if backbone is not None and not isinstance(backbone, keras.layers.Layer):
-            raise ValueError(
-                "`backbone` must be a Keras layer or model, or None. "
-                f"Received: backbone={backbone!r}"
-            )
+        is_valid = backbone is None or isinstance(backbone, keras.layers.Layer)
+        demand = "a Keras layer or model, or None"
+        validation.require(is_valid, "backbone", demand, backbone)
         self.backbone = backbone
         self.neighborhood = MetaNeighborhoodHead(
             head,
@@ -460,11 +458,8 @@ class MetaNeighborhoodModel(CheckedModel):
         return found
 
     def _without_adaptation(self) -> keras.Model:
-        network: Any = self.backbone
-        if isinstance(network, keras.Sequential):
-            inputs, features = network.inputs[0], network.outputs[0]
-        elif rewiring.is_graph(network):
-            inputs, features = network.input, network.output
+        if rewiring.is_graph(self.backbone):
+            inputs, features = rewiring.symbols_of(self.backbone)
         else:
             inputs = tree.map_shape_structure(
                 lambda shape: shape and keras.Input(shape[1:]),

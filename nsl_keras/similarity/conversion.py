@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, nesting, rewiring, similarities
+from nsl_keras import configs, nesting, rewiring, similarities, validation
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -105,11 +105,9 @@ def add_similarity(
         pretrained models".
     """
     similarity = similarities.get(similarity)
-    if getattr(predictor, "shared_network", None) is not None:
-        raise ValueError(
-            "`predictor` must be a new `SharedSimilarityPredictor`, which no layer uses. "
-            f"Received: predictor={predictor!r}"
-        )
+    is_new = getattr(predictor, "shared_network", None) is None
+    demand = "a new `SharedSimilarityPredictor`, which no layer uses"
+    validation.require(is_new, "predictor", demand, predictor)
     convertible = [
         layer
         for layer in rewiring.layers(model)
@@ -198,15 +196,13 @@ def _separated(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _copy_weights(source: Any, chain: list[Any]) -> None:
     """Sets the weights of the layers that replace `source`."""
-    separable = isinstance(source, keras.layers.SeparableConv2D)
-    kernels = (
-        [source.depthwise_kernel, source.pointwise_kernel] if separable else [source.kernel]
-    )
+    kernels = [source.kernel]
+    if isinstance(source, keras.layers.SeparableConv2D):
+        kernels = [source.depthwise_kernel, source.pointwise_kernel]
     for layer, kernel in zip(chain, kernels, strict=True):
-        # NumPy copies: on JAX the layers would share buffers, which training donates.
-        layer.kernel.assign(ops.convert_to_numpy(kernel))
+        rewiring.copy_value(kernel, layer.kernel)
         if layer.use_bias:
-            layer.bias.assign(ops.convert_to_numpy(source.bias))
+            rewiring.copy_value(source.bias, layer.bias)
         rewiring.copy_activations(source, layer)
 
 

@@ -302,6 +302,7 @@ class BilinearForm(keras.layers.Layer):
 
     def equivalent_kernel(self, kernel: Tensor) -> Tensor:
         """Returns the kernel `M^T D W` of a static `M`, in the shape of `kernel`."""
+        kernel = ops.convert_to_tensor(kernel)
         shape, width = kernel.shape, kernel.shape[-1]
         if self.similarity.learn_shape:
             kernel = self.with_shape(kernel)
@@ -499,7 +500,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             ValueError: If the layer is dynamic, or not built yet.
         """
         self.bilinear_form.require_static("equivalent_kernel")
-        return self.bilinear_form.equivalent_kernel(ops.convert_to_tensor(self.kernel))
+        return self.bilinear_form.equivalent_kernel(self.kernel)
 
     def fold(self) -> keras.layers.Layer:
         """Returns a new plain Keras layer that computes the same.
@@ -512,10 +513,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         self.bilinear_form.require_static("fold")
         plain = configs.remade(self, self.plain, super().get_config())
         plain.build(self.get_build_config()["input_shape"])
-        # NumPy copies: on JAX the two layers would share buffers, which training donates.
-        plain.kernel.assign(ops.convert_to_numpy(self.equivalent_kernel))
+        rewiring.copy_value(self.equivalent_kernel, plain.kernel)
         if self.bias is not None:
-            plain.bias.assign(ops.convert_to_numpy(self.bias))
+            rewiring.copy_value(self.bias, plain.bias)
         rewiring.copy_activations(self, plain)
         if isinstance(plain.activation, keras.layers.Layer) and not self.kernel_trainable:
             plain.activation.trainable = plain.trainable  # Like kernel and bias.

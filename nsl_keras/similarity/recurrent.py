@@ -72,27 +72,29 @@ class SimilarityCell(WithSimilarity):
             (self.state_form, self.recurrent_kernel),
         ]
 
-    def fold(self) -> keras.layers.Layer:
-        """Returns a new Keras cell that computes the same.
+    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
+        nested = isinstance(states, (list, tuple))
+        state, *carry = states if nested else [states]
+        x = applied(self.input_form, inputs, training)
+        h = applied(self.state_form, state, training)
+        return super().call(x, [h, *carry] if nested else h, training=training)
 
-        This cell does not change, and the two share no weights. To use it in a model, wrap
-        it in `keras.layers.RNN`.
+    def fold(self) -> keras.layers.Layer:
+        """Returns a new Keras cell that computes the same, for `keras.layers.RNN`.
+
+        This cell does not change, and the two share no weights.
 
         Raises:
             ValueError: If the similarities are predicted, or the cell is not built.
         """
         self.input_form.require_static("fold")
-        folded = [
-            # NumPy copies: on JAX the cells would share buffers, which training donates.
-            ops.convert_to_numpy(form.equivalent_kernel(ops.convert_to_tensor(kernel)))
-            for form, kernel in self.forms_and_kernels()
-        ]
         plain = configs.remade(self, self.plain, super().get_config())
         plain.build((None, self.kernel.shape[0]))
-        plain.kernel.assign(folded[0])
-        plain.recurrent_kernel.assign(folded[1])
+        kernels = (plain.kernel, plain.recurrent_kernel)
+        for new, (form, kernel) in zip(kernels, self.forms_and_kernels(), strict=True):
+            rewiring.copy_value(form.equivalent_kernel(kernel), new)
         if self.use_bias:
-            plain.bias.assign(ops.convert_to_numpy(self.bias.value))
+            rewiring.copy_value(self.bias, plain.bias)
         rewiring.copy_activations(self, plain)
         return plain
 
@@ -272,12 +274,6 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
 
     plain = keras.layers.SimpleRNNCell
 
-    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
-        nested = isinstance(states, (list, tuple))
-        x = applied(self.input_form, inputs, training)
-        h = applied(self.state_form, states[0] if nested else states, training)
-        return super().call(x, [h] if nested else h, training=training)
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
@@ -312,12 +308,6 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     """
 
     plain = keras.layers.LSTMCell
-
-    def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
-        state, carry = states
-        x = applied(self.input_form, inputs, training)
-        h = applied(self.state_form, state, training)
-        return super().call(x, [h, carry], training=training)
 
 
 class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
@@ -360,9 +350,7 @@ class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
         del config["cell"]
         return config
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SimilarityRecurrent:
-        return cls(**config)
+    from_config = classmethod(configs.from_arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -78,13 +78,11 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)  # Its layers choose the dtype.
-        recipe = predictors.get(predictor)
-        if not isinstance(recipe, predictors.SimilarityPredictor):
-            raise ValueError(
-                "`predictor` must be a `SimilarityPredictor` or a name of its kind. "
-                f"Received: predictor={predictor!r}"
-            )
-        self.predictor = recipe.without_batch_norms()
+        recipe: Any = predictors.get(predictor)
+        is_recipe = isinstance(recipe, predictors.SimilarityPredictor)
+        demand = "a `SimilarityPredictor` or a name of its kind"
+        validation.require(is_recipe, "predictor", demand, predictor)
+        self.predictor: predictors.SimilarityPredictor = recipe.without_batch_norms()
         self.adapted_filters = validation.positive_integer(
             adapted_filters, "adapted_filters"
         )

@@ -216,7 +216,6 @@ class BatchNormalization(keras.layers.BatchNormalization):
         kind = keras.layers.BatchNormalization
         plain = configs.remade(self, kind, super().get_config())
         plain.build(self.get_build_config()["input_shape"])
-        # Copies: on JAX the two would share buffers, which a training step donates.
         plain.set_weights(self.get_weights()[: len(plain.weights)])
         return plain
 

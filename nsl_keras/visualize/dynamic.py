@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from nsl_keras import validation
 from nsl_keras.similarities import Diagonal
 from nsl_keras.training import data
 from nsl_keras.visualize import figures
@@ -106,9 +107,7 @@ def _dynamic_layer(network: Any, name: str | None) -> Any:
         for each in network.layers
         if getattr(each, "predictor", None) is not None and getattr(each, "rank", 0) == 2
     }
-    if not found or name not in (None, *found):
-        raise ValueError(
-            "`layer` must be a dynamic two-dimensional convolution of the model: "
-            f"{', '.join(map(repr, found)) or 'there are none'}. Received: layer={name!r}"
-        )
+    known = ", ".join(map(repr, found)) or "there are none"
+    demand = f"a dynamic two-dimensional convolution of the model: {known}"
+    validation.require(found and name in (None, *found), "layer", demand, name)
     return next(iter(found.values())) if name is None else found[name]
