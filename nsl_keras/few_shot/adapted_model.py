@@ -153,11 +153,8 @@ class Adapting:
                 )
             x = np.stack(x)
         examples, labels = gather(x, y)
-        if labels is None:
-            raise ValueError(
-                "`y` must be given, unless `x` is a data set that yields labels. "
-                "Received: y=None"
-            )
+        demand = "given, unless `x` is a data set that yields labels"
+        validation.require(labels is not None, "y", demand, labels)
         validation.finite(examples, "x")
         examples = with_text(examples)
         names = ways = None
@@ -165,12 +162,12 @@ class Adapting:
             labels, names = _numbered(labels, class_names, len(examples))
             ways = len(names)
         self._build_for(examples.shape[1:], np.shape(labels)[1:])
-        if self.effective_batch_normalization == "transductive":
-            raise ValueError(
-                '`batch_normalization` must be "support" or "moving" for `adapt`, whose '
-                "model takes single examples and knows no statistics of other queries. "
-                f"Received: batch_normalization={self.batch_normalization!r}"
-            )
+        policy = self.effective_batch_normalization
+        demand = (
+            '"support" or "moving" for `adapt`, whose model takes single examples and '
+            "knows no statistics of other queries"
+        )
+        validation.require(policy != "transductive", "batch_normalization", demand, policy)
         if self.ways_are_fixed and ways != self.ways:
             raise ValueError(
                 f"`y` must have {self.ways} classes, the `ways` of the learner. "

@@ -75,14 +75,13 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
-        class_weight = FIT.bind(self, *args, **options).arguments.get("class_weight")
-        if class_weight:
-            # Keras would take the labels of an episode for one-hot labels.
-            raise ValueError(
-                "`class_weight` must be None: the classes of episodes are numbered anew. "
-                "Pass `sample_weight`, with a weight for each episode or query. "
-                f"Received: class_weight={class_weight}"
-            )
+        weights = FIT.bind(self, *args, **options).arguments.get("class_weight")
+        # Keras would take the labels of an episode for one-hot labels.
+        demand = (
+            "None: the classes of episodes are numbered anew. Pass `sample_weight`, with a "
+            "weight for each episode or query"
+        )
+        validation.require(not weights, "class_weight", demand, weights)
         return super().fit(*args, **options)
 
     @functools.wraps(keras.Model.predict)

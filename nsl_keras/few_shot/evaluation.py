@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import keras
@@ -58,7 +57,7 @@ class Evaluation(_OverEpisodes):
     start: int = 0
     batch_normalization: str | None = None
     sampler: str | None = None
-    _numbers = property(attrgetter("accuracies"))
+    _numbers = property(lambda self: self.accuracies)
 
     def __str__(self) -> str:
         policy = self.batch_normalization
@@ -85,7 +84,7 @@ class Difference(_OverEpisodes):
     """
 
     differences: np.ndarray
-    _numbers = property(attrgetter("differences"))
+    _numbers = property(lambda self: self.differences)
 
     def __str__(self) -> str:
         return (

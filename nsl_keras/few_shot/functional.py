@@ -182,12 +182,11 @@ class FunctionalModel:
         # Every variable needs a value: the scope hides outer scopes. The last value wins.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]
         state += zip(self.variables, values, strict=True)
-        statistics: contextlib.AbstractContextManager[BatchStatistics] = (
-            contextlib.nullcontext(BatchStatistics())
-            if self.batch_normalization == "moving"
-            else normalizing_by_batch(given)
-        )
-        with keras.StatelessScope(state), statistics as measured:
+        measured = BatchStatistics()
+        with contextlib.ExitStack() as contexts:
+            contexts.enter_context(keras.StatelessScope(state))
+            if self.batch_normalization != "moving":
+                measured = contexts.enter_context(normalizing_by_batch(given))
             outputs = self.model(examples, training=False)
         return at_least_float32(outputs), measured
 

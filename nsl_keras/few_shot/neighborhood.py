@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import rewiring, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
 from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods
@@ -97,9 +97,7 @@ class NeighborhoodLearner(MetricLearner):
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         self.rate.build_for([(math.prod(feature_shape), self.ways)])
         start = keras.initializers.Constant(self.scale)
-        self.learned_scale = self.add_weight(
-            name="scale", shape=(), initializer=start, autocast=False
-        )
+        self.learned_scale = self.add_weight((), start, name="scale", autocast=False)
 
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
@@ -148,7 +146,6 @@ class NeighborhoodLearner(MetricLearner):
         one_hot = ops.cast(membership[None], support.dtype)
         prototypes = class_means((support * inverse_norm(support))[None], one_hot)[0]
         head.kernel.assign(ops.transpose(prototypes))
-        head.learned_scale.assign(ops.convert_to_numpy(self.learned_scale))
-        rates = [*map(ops.convert_to_numpy, self.rate.weights)]
-        model.neighborhood.rate.set_weights(rates)
+        rewiring.copy_value(self.learned_scale, head.learned_scale)
+        model.neighborhood.rate.set_weights(self.rate.get_weights())
         return model, learner, ops.convert_to_numpy(support)

@@ -105,12 +105,9 @@ class ProtoNet(MetricLearner):
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         if self.learn_temperature:
+            start = keras.initializers.Constant(math.log(self.temperature))
             self.log_temperature = self.add_weight(
-                name="log_temperature",
-                shape=(),
-                initializer=keras.initializers.Constant(math.log(self.temperature)),
-                dtype="float32",
-                autocast=False,
+                (), start, name="log_temperature", dtype="float32", autocast=False
             )
 
     def compare(

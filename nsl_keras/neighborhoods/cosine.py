@@ -82,9 +82,7 @@ class CosineDense(keras.layers.Layer):
             autocast=False,
         )
         start = keras.initializers.Constant(self.scale)
-        self.learned_scale = self.add_weight(
-            name="scale", shape=(), initializer=start, autocast=False
-        )
+        self.learned_scale = self.add_weight((), start, name="scale", autocast=False)
         # Trained on the outer loss, but not adapted by the inner loop.
         self.learned_scale.adapts = False
 

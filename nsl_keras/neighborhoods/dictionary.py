@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -137,7 +138,7 @@ class NeighborDictionary(keras.layers.Layer):
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
-    def set_outputs(self, num_values: int, task: str) -> None:
+    def set_outputs(self, num_values: Any, task: str) -> None:
         """Takes `num_values` and `task` from the head if they are `None`.
 
         Raises:
@@ -154,12 +155,12 @@ class NeighborDictionary(keras.layers.Layer):
                     f"with {name}={given!r}"
                 )
         self.num_values, self.task = num_values, task
-        if self.fixed_values is True and task == "regression":
-            raise ValueError(
-                '`fixed_values` must be the values themselves with task="regression", '
-                f"of shape ({self.num_neighbors}, {num_values}). "
-                "Received: fixed_values=True"
-            )
+        demand = (
+            'the values themselves with task="regression", of shape '
+            f"({self.num_neighbors}, {num_values})"
+        )
+        fits = self.fixed_values is not True or task == "classification"
+        validation.require(fits, "fixed_values", demand, self.fixed_values)
         if isinstance(self.fixed_values, list):
             self._checked(self.fixed_values, "fixed_values")
 
@@ -180,28 +181,19 @@ class NeighborDictionary(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
-        if self.num_values is None:
-            raise ValueError(
-                "`num_values` must be given for a dictionary without a head. "
-                "Received: num_values=None"
-            )
+        known, demand = self.num_values is not None, "given for a dictionary without a head"
+        validation.require(known, "num_values", demand, self.num_values)
         self.set_outputs(self.num_values, self.task or "classification")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
-        shape, start = (self.num_neighbors, features), self.key_initializer
-        self.keys = self.add_weight(
-            name="keys", shape=shape, initializer=start, autocast=False
-        )
+        add = functools.partial(self.add_weight, autocast=False)
+        self.keys = add((self.num_neighbors, features), self.key_initializer, name="keys")
         if self.learn_temperature:
             start = keras.initializers.Constant(1 / self.temperature)
-            self.inverse_temperature = self.add_weight(
-                name="inverse_temperature", shape=(), initializer=start, autocast=False
-            )
+            self.inverse_temperature = add((), start, name="inverse_temperature")
         if self.fixed_values is False:
             name = "value_logits" if self.task == "classification" else "value_targets"
-            shape, start = (self.num_neighbors, self.num_values), self._value_initializer
-            self.raw_values = self.add_weight(
-                name=name, shape=shape, initializer=start, autocast=False
-            )
+            shape = (self.num_neighbors, self.num_values)
+            self.raw_values = add(shape, self._value_initializer, name=name)
 
     @property
     def values(self) -> Tensor:
@@ -296,8 +288,10 @@ class NeighborDictionary(keras.layers.Layer):
 
     def require_targets(self, y: Any) -> None:
         """Raises unless `y` holds labels of the classes, or a regression's targets."""
-        classifies = self.task == "classification"
-        (validation.class_labels if classifies else validation.targets)(y, self.num_values)
+        if self.task == "classification":
+            validation.class_labels(y, self.num_values)
+        else:
+            validation.targets(y, self.num_values)
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
         """Returns the indices of the examples that become entries, without replacement."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -87,20 +88,13 @@ class InstanceFiLM(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         channels = validation.known_axis(input_shape, self.axis, "channel axis")
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={self.axis: channels})
-        options: Any = {"shape": (self.dictionary_size, channels), "autocast": False}
-        start = "zeros" if self.residual else "ones"
-        self.keys = self.add_weight(
-            name="keys", initializer=self._key_initializer, **options
-        )
-        self.scales = self.add_weight(name="scales", initializer=start, **options)
-        self.shifts = self.add_weight(name="shifts", initializer="zeros", **options)
-        self.learned_sharpness = self.add_weight(
-            name="sharpness",
-            shape=(),
-            initializer=keras.initializers.Constant(self.sharpness),
-            trainable=self.learn_sharpness,
-            autocast=False,
-        )
+        add = functools.partial(self.add_weight, autocast=False)
+        shape = (self.dictionary_size, channels)
+        self.keys = add(shape, self._key_initializer, name="keys")
+        self.scales = add(shape, "zeros" if self.residual else "ones", name="scales")
+        self.shifts = add(shape, "zeros", name="shifts")
+        start, trainable = keras.initializers.Constant(self.sharpness), self.learn_sharpness
+        self.learned_sharpness = add((), start, name="sharpness", trainable=trainable)
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         inputs = ops.convert_to_tensor(inputs, sparse=False)

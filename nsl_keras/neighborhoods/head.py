@@ -287,11 +287,11 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         """Raises unless these are arguments of `neighbors`, and the layer is built."""
         validation.built(self, "neighbors")
         validation.one_of(by, RANKINGS, "by")
-        if validation.positive_integer(k, "k") > self.dictionary.num_neighbors:
-            raise ValueError(
-                "`k` must be at most the number of dictionary entries. Received: "
-                f"k={k}, {self.dictionary.num_neighbors} entries"
-            )
+        fits = validation.positive_integer(k, "k") <= self.dictionary.num_neighbors
+        demand = (
+            f"at most the number of dictionary entries, {self.dictionary.num_neighbors}"
+        )
+        validation.require(fits, "k", demand, k)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(self.head.compute_output_shape(tuple(input_shape)))

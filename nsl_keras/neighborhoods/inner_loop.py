@@ -8,6 +8,7 @@ for dense heads at a fraction of the cost, with the same results.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -97,6 +98,7 @@ class InnerLearningRate(keras.layers.Layer):
         return {**super().get_config(), "initial": self.initial, "form": self.form}
 
 
+@dataclasses.dataclass(eq=False)
 class InnerLoop(abc.ABC):
     """Per-example finetuning of a head, by Eq. (3) of Meta-Neighborhoods.
 
@@ -105,17 +107,10 @@ class InnerLoop(abc.ABC):
     It finetunes the `variables` with learning rates that were built for their shapes.
     """
 
-    def __init__(
-        self,
-        variables: Sequence[Any],
-        learning_rate: InnerLearningRate,
-        steps: int,
-        loss: InnerLoss,
-    ) -> None:
-        self.variables = list(variables)
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.loss = loss
+    variables: list[Any]
+    learning_rate: InnerLearningRate
+    steps: int
+    loss: InnerLoss
 
     @abc.abstractmethod
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:

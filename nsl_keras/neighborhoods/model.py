@@ -336,10 +336,8 @@ class MetaNeighborhoodModel(CheckedModel):
         (6,)
         """
         x, y = data.gather(x, y, steps)
-        if y is None:
-            raise ValueError(
-                "`y` must be given, or come with the data set as (x, y). Received: y=None"
-            )
+        demand = "given, or come with the data set as (x, y)"
+        validation.require(y is not None, "y", demand, y)
         self._check_data(x, y)
         examples = len(data.leaves(x)[0])
         with variable_scope(self):  # Workers share the state of a seed made there.
@@ -446,8 +444,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """
         validation.built(self, "nearest_examples")
         options = {"batch_size": batch_size, "steps": steps, "verbose": verbose}
-        features = data.predict(self.features, self, x, **options)
-        features = at_least_float32(features)
+        features = at_least_float32(data.predict(self.features, self, x, **options))
 
         def nearest(keys: Tensor) -> Tensor:
             scores = self.dictionary.metric(features, at_least_float32(keys))

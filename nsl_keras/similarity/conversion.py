@@ -196,11 +196,11 @@ def _separated(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _copy_weights(source: Any, chain: list[Any]) -> None:
     """Sets the weights of the layers that replace `source`."""
-    kernels = [source.kernel]
+    names = ["kernel"]
     if isinstance(source, keras.layers.SeparableConv2D):
-        kernels = [source.depthwise_kernel, source.pointwise_kernel]
-    for layer, kernel in zip(chain, kernels, strict=True):
-        rewiring.copy_value(kernel, layer.kernel)
+        names = ["depthwise_kernel", "pointwise_kernel"]
+    for layer, name in zip(chain, names, strict=True):
+        rewiring.copy_value(getattr(source, name), layer.kernel)
         if layer.use_bias:
             rewiring.copy_value(source.bias, layer.bias)
         rewiring.copy_activations(source, layer)

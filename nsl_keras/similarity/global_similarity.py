@@ -102,11 +102,9 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         self.regularizer = keras.regularizers.get(regularizer)
         self.sphere = sphere
         self.shared_by_channels = shared_by_channels
-        if "attention" in similarity and not shared_by_channels:
-            raise ValueError(
-                "`shared_by_channels` must be True for an attention. Received: "
-                f"shared_by_channels={shared_by_channels}, similarity={similarity!r}"
-            )
+        fits = "attention" not in similarity or shared_by_channels
+        demand = f"True with similarity={similarity!r}"
+        validation.require(fits, "shared_by_channels", demand, shared_by_channels)
         self.data_format = validation.one_of(
             data_format or keras.config.image_data_format(),
             ("channels_last", "channels_first"),

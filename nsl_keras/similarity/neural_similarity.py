@@ -108,9 +108,9 @@ class BilinearForm(keras.layers.Layer):
                 depthwise convolution, -2 of a transposed one.
         """
         self._on_vectors = geometry is None
-        self._channel_axis = -1
         if geometry is None:
             features = input_shape[-1]
+            input_shape = (None, features)
             self.kernel_size: tuple[int, ...] = (self.block_size or features,)
             self.channels = features // self.kernel_size[0]
             if features % self.kernel_size[0]:
@@ -121,8 +121,6 @@ class BilinearForm(keras.layers.Layer):
         else:
             self.kernel_size = geometry["kernel_size"]
             self.channels = kernel_shape[-2]
-            if geometry["data_format"] == "channels_first":
-                self._channel_axis = 1
         self.taps = math.prod(self.kernel_size)
         shared = self.similarity.shared_by_channels
         if not shared and (len(filter_axes) > 1 or geometry is None):
@@ -150,7 +148,7 @@ class BilinearForm(keras.layers.Layer):
         if self.predictor is not None:
             self.identity = start
             context = predictors.LayerContext(
-                channels=input_shape[self._channel_axis],
+                input_shape=input_shape,
                 identity=start,
                 width=width,
                 is_diagonal=isinstance(self.similarity, similarities.Diagonal),
@@ -158,9 +156,8 @@ class BilinearForm(keras.layers.Layer):
                 kernel_regularizer=kernel_regularizer,
                 dtype=self.dtype_policy,
                 is_depthwise=len(filter_axes) > 1,
-                sizes=tuple(input_shape[1:]),
             )
-            self._build_network(context, input_shape)
+            self._build_network(context)
         nesting.pass_on_frozen(self)
 
     def _penalty(self, parameters: Any) -> Tensor:
@@ -197,10 +194,10 @@ class BilinearForm(keras.layers.Layer):
             parameters = np.asarray(ops.convert_to_numpy(parameters))
         return np.broadcast_to(parameters, (*self._leading, *parameters.shape))
 
-    def _build_network(self, context: predictors.LayerContext, input_shape: Any) -> None:
+    def _build_network(self, context: predictors.LayerContext) -> None:
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         self._block = 1  # The side of the blocks of positions that share one `M`.
-        shape = context.input_shape if self._on_vectors else input_shape
+        self._channel_axis, shape = context.channel_axis, context.input_shape
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.network(context)
             received = tuple(self.network.compute_output_shape(shape))

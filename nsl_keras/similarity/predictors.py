@@ -43,7 +43,7 @@ class LayerContext:
     """What a predictor network must know about its layer.
 
     Attributes:
-        channels: Number of channels or features of the layer's input.
+        input_shape: Shape of the layer's input, or of the vectors that `M` multiplies.
         identity: The parameters of the identity.
         width: Number of outputs of the plain layer at a position.
         is_diagonal: Whether `M` is diagonal.
@@ -52,18 +52,16 @@ class LayerContext:
         kernel_regularizer: Regularizer of the layer's kernel.
         dtype: The layer's dtype policy.
         is_depthwise: Whether the layer convolves each channel by itself.
-        sizes: The input's sizes without the batch, where they are known.
     """
 
-    channels: int
+    input_shape: tuple[Any, ...]
     identity: np.ndarray
     width: int
     is_diagonal: bool
     geometry: Any
     kernel_regularizer: Any
     dtype: Any
-    is_depthwise: bool = False
-    sizes: tuple[int | None, ...] = ()
+    is_depthwise: bool
 
     @property
     def outputs(self) -> int:
@@ -86,19 +84,14 @@ class LayerContext:
         first = self.rank and self.geometry["data_format"] == "channels_first"
         return 1 if first else -1
 
-    @property
-    def input_shape(self) -> tuple[int | None, ...]:
-        """The shape of the input, with every size unknown except the channels."""
-        shape: list[int | None] = [None] * (self.rank + 2)
-        shape[self.channel_axis] = self.channels
-        return tuple(shape)
-
     def sequential(self, layers: Layers, name: str) -> keras.Sequential:
-        """Returns a network on the layer's input, built."""
+        """Returns a network on the layer's input, of any sizes, built."""
         network = keras.Sequential(layers, name=name)
         network.dtype_policy = self.dtype  # Else it would cast to the global policy.
         network.supports_masking = True  # Its layers do; else Keras warns of a mask.
-        network.build(self.input_shape)
+        shape = [None] * len(self.input_shape)
+        shape[self.channel_axis] = self.input_shape[self.channel_axis]
+        network.build(tuple(shape))
         return network
 
 

@@ -350,7 +350,9 @@ class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
         del config["cell"]
         return config
 
-    from_config = classmethod(configs.from_arguments)
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SimilarityRecurrent:
+        return cls(**config)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -107,9 +107,11 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         padding = "causal" if context.geometry["padding"] == "causal" else "same"
         if self.shared_network is None:
             changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
+            shape = list(context.input_shape)
+            shape[context.channel_axis] = self.adapted_filters
             adapted = dataclasses.replace(
                 context,
-                channels=self.adapted_filters,
+                input_shape=tuple(shape),
                 geometry=context.geometry | changes,
                 kernel_regularizer=None,
                 is_depthwise=False,
@@ -129,7 +131,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 f"all causal or none. Received: {self.name!r} for a layer with "
                 f"kernel_size={kernel_size}, padding={padding!r}"
             )
-        alike = str((context.sizes, context.geometry))
+        alike = str((context.input_shape[1:], context.geometry))
         adaptation = self._adaptations.get(alike) if self.share_adaptations else None
         if adaptation is None:
             convolution, _, _ = predictors.LAYERS[context.rank]

@@ -126,10 +126,8 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
             "`x` must yield at least one batch, as `dataset.batch(32)` does. "
             f"Received: a {type(x).__name__} of {found}"
         )
-    if batches[0][1] is None:
-        batches = [(inputs,) for inputs, _ in batches]
-    parts = map_arrays(
+    x, y = map_arrays(
         lambda *leaves: array_of(np.concatenate([*map(ops.convert_to_numpy, leaves)])),
         *batches,
     )
-    return parts if len(parts) == 2 else (*parts, None)
+    return x, y

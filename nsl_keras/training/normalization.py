@@ -123,11 +123,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         validation.fraction(self.momentum, "momentum")
         validation.non_negative_number(self.epsilon, "epsilon")
         self.momentum_warmup = momentum_warmup
-        if getattr(self, "renorm", False):
-            raise ValueError(
-                "`renorm` must be False: use `keras.layers.BatchNormalization` for batch "
-                "renormalization. Received: renorm=True"
-            )
+        renorm = getattr(self, "renorm", False)
+        demand = "False: use `keras.layers.BatchNormalization` for batch renormalization"
+        validation.require(not renorm, "renorm", demand, renorm)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)

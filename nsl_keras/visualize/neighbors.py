@@ -63,11 +63,9 @@ def plot_neighbors(
     examples, labels = data.gather(examples, labels)
     queries = figures.require_images(x, "x")
     pictures = figures.require_images(examples, "examples")
-    if validation.positive_integer(k, "k") > len(pictures):
-        raise ValueError(
-            "`k` must be at most the number of examples. "
-            f"Received: k={k}, {len(pictures)} examples"
-        )
+    fits = validation.positive_integer(k, "k") <= len(pictures)
+    demand = f"at most the number of examples, {len(pictures)}"
+    validation.require(fits, "k", demand, k)
     found = model.neighbors(x, k=model.num_neighbors)
     attention = np.zeros((len(queries), len(pictures)))
     nearest = model.nearest_examples(examples)[found.indices]
