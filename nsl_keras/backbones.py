@@ -150,10 +150,8 @@ def cnn9(
         outputs = layers.convolve(
             outputs, classes, left, "classifier", plain=True, padding="valid"
         )
-    outputs = keras.layers.Flatten(name="features" if classes is None else "logits")(
-        outputs
-    )
-    return keras.Model(inputs, outputs, name=name)
+    flatten = keras.layers.Flatten(name="features" if classes is None else "logits")
+    return keras.Model(inputs, flatten(outputs), name=name)
 
 
 def cnn4(

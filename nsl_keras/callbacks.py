@@ -3,8 +3,4 @@
 from nsl_keras.neighborhoods.callbacks import DictionaryInitializer, EntryStatistics
 from nsl_keras.training.backup import TrainingBackup
 
-__all__ = [
-    "DictionaryInitializer",
-    "EntryStatistics",
-    "TrainingBackup",
-]
+__all__ = ["DictionaryInitializer", "EntryStatistics", "TrainingBackup"]

@@ -6,10 +6,4 @@ from nsl_keras.similarity.folding import fold
 from nsl_keras.similarity.summary import summary
 from nsl_keras.training.normalization import convert_batch_norms
 
-__all__ = [
-    "add_film",
-    "add_similarity",
-    "convert_batch_norms",
-    "fold",
-    "summary",
-]
+__all__ = ["add_film", "add_similarity", "convert_batch_norms", "fold", "summary"]

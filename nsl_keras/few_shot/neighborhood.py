@@ -102,9 +102,8 @@ class NeighborhoodLearner(MetricLearner):
     def compare(
         self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
     ) -> Tensor:
-        attention = ops.softmax(  # MN Eq. (5)
-            self.metric(queries, support) / self.temperature
-        )
+        scores = self.metric(queries, support) / self.temperature
+        attention = ops.softmax(scores)  # MN Eq. (5)
         prototypes = class_means(support * inverse_norm(support), membership)
 
         def one_episode(tensors: list[Tensor]) -> Tensor:

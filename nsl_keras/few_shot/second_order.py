@@ -67,9 +67,8 @@ def check_second_order(
         return sum(ops.sum(gradient * way) for gradient, way in pairs), None
 
     curvatures, _ = gradients_of(slope, [*map(ops.convert_to_tensor, start)])
-    exact = sum(
-        float(ops.sum(each * way)) for each, way in zip(curvatures, along, strict=True)
-    )
+    pairs = zip(curvatures, along, strict=True)
+    exact = sum(float(ops.sum(curvature * way)) for curvature, way in pairs)
     ahead, back = (
         slope([ops.convert_to_tensor(v + h * d) for v, d in zip(start, along, strict=True)])
         for h in (step, -step)

@@ -119,9 +119,8 @@ class NeighborDictionary(keras.layers.Layer):
             self.num_values = len(self.fixed_values[0])
         self.dropout = validation.fraction(dropout, "dropout")
         #: The number of entries left out; 100 * 0.29 is a little less than 29.
-        self.num_dropped = min(
-            math.floor(round(num_neighbors * dropout, 6)), num_neighbors - 1
-        )
+        share = math.floor(round(num_neighbors * dropout, 6))
+        self.num_dropped = min(share, num_neighbors - 1)
         self.dropout_scope = validation.one_of(
             dropout_scope, DROPOUT_SCOPES, "dropout_scope"
         )

@@ -165,9 +165,8 @@ class DualForm(InnerLoop):
                 scores = ops.matmul(scaled, ops.transpose(trace.inputs))
                 if len(stage.weights) > 1:
                     scores = scores + next(rates)
-                outputs = _linear(stage, stage.weights, outputs)[1] - ops.matmul(
-                    attention * scores, trace.gradients
-                )
+                changes = ops.matmul(attention * scores, trace.gradients)
+                outputs = _linear(stage, stage.weights, outputs)[1] - changes
             else:
                 sums = sum_over_chunks(
                     lambda _, chunk: _weighted_sums(*chunk),

@@ -287,10 +287,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         """Raises unless these are arguments of `neighbors`, and the layer is built."""
         validation.built(self, "neighbors")
         validation.one_of(by, RANKINGS, "by")
-        fits = validation.positive_integer(k, "k") <= self.dictionary.num_neighbors
-        demand = (
-            f"at most the number of dictionary entries, {self.dictionary.num_neighbors}"
-        )
+        entries = self.dictionary.num_neighbors
+        fits = validation.positive_integer(k, "k") <= entries
+        demand = f"at most the number of dictionary entries, {entries}"
         validation.require(fits, "k", demand, k)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:

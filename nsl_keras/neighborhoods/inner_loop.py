@@ -39,9 +39,8 @@ class Entries(NamedTuple):
 
 def cross_entropy(values: Tensor, logits: Tensor) -> Tensor:
     """Returns `logsumexp(f) * sum(v) - sum(v * f)` over the last axis."""
-    return ops.logsumexp(logits, axis=-1) * ops.sum(values, axis=-1) - ops.sum(
-        values * logits, axis=-1
-    )
+    total = ops.logsumexp(logits, axis=-1) * ops.sum(values, axis=-1)
+    return total - ops.sum(values * logits, axis=-1)
 
 
 def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
@@ -135,9 +134,8 @@ class InnerLoop(abc.ABC):
             )
 
         start = [ops.zeros_like(attention)] * entries.values.shape[-1]
-        return ops.stack(
-            [attention * slope for slope in average_over_path(slopes, start)], axis=-1
-        )
+        shares = [attention * slope for slope in average_over_path(slopes, start)]
+        return ops.stack(shares, axis=-1)
 
 
 class NestedTape(InnerLoop):

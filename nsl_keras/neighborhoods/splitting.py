@@ -27,10 +27,7 @@ def split_classifier(
     if callable(activation := getattr(last, "activation", None)):
         found.append(behavior(activation, ends[0].output_shapes[0]))
     passing = {"identity", "softmax"} if softmax else {"identity"}
-    is_dense = type(last) in (keras.layers.Dense, CosineDense) or (
-        _is_dense_convolution(ends[0]) if ends else False
-    )
-    if len(ends) != 1 or not is_dense or not passing.issuperset(found):
+    if len(ends) != 1 or not _is_dense(ends[0]) or not passing.issuperset(found):
         names = [repr(call.layer.name) for call in (*ends, *reversed(after))]
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
@@ -71,9 +68,11 @@ def split_classifier(
     return backbone, head
 
 
-def _is_dense_convolution(call: rewiring.Call) -> bool:
-    """Whether a call runs a 1x1 convolution on a 1x1 map."""
+def _is_dense(call: rewiring.Call) -> bool:
+    """Whether a call runs a dense layer, or a 1x1 convolution on a 1x1 map."""
     layer: Any = call.layer
+    if type(layer) in (keras.layers.Dense, CosineDense):
+        return True
     if type(layer) is not keras.layers.Conv2D or layer.kernel_size != (1, 1):
         return False
     shape = list(call.output_shapes[0])

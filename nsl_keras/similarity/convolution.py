@@ -58,9 +58,8 @@ class SimilarityConvolution(NeuralSimilarity):
 
         The last axis, in one part or several, contains the channels of each tap in turn.
         """
-        patches = windows(
-            rows, self.kernel_size, self.strides, self.padding, self.dilation_rate
-        )
+        geometry = self.kernel_size, self.strides, self.padding, self.dilation_rate
+        patches = windows(rows, *geometry)
         parameters = self.bilinear_form.everywhere(parameters, ops.shape(patches[0])[1:-1])
         return self.similarity.apply_to_windows(parameters, patches)
 

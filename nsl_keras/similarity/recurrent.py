@@ -67,10 +67,7 @@ class SimilarityCell(WithSimilarity):
 
     def forms_and_kernels(self) -> list[tuple[BilinearForm, keras.Variable]]:
         """Returns each kernel with its `M`."""
-        return [
-            (self.input_form, self.kernel),
-            (self.state_form, self.recurrent_kernel),
-        ]
+        return [(self.input_form, self.kernel), (self.state_form, self.recurrent_kernel)]
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         nested = isinstance(states, (list, tuple))

@@ -84,12 +84,11 @@ def plot_neighbors(
         if is_classifier and labels.shape[1] == 1:
             labels = np.eye(outputs)[labels[:, 0].astype("int64")]
         captions = np.array(_texts(labels, names), object)[drawn] + ", " + captions
-    figure, panels, rows = figures.grid_of_images(
-        pictures, drawn, captions, figures.display_range(queries, pictures)
-    )
+    shown = figures.display_range(queries, pictures)
+    figure, panels, rows = figures.grid_of_images(pictures, drawn, captions, shown)
     before, after = _texts(found.before, names), _texts(found.after, names)
     for axis, query, old, new in zip(panels, queries, before, after, strict=True):
-        figures.draw_image(axis, query, figures.display_range(queries, pictures))
+        figures.draw_image(axis, query, shown)
         axis.set_xlabel(new if old == new else f"{new}\nbefore: {old}", fontsize=8)
     panels[0].set_title("predicted", fontsize=9, loc="left")
     rows[0, 0].set_title("neighbors, with their attention", fontsize=9, loc="left")

@@ -98,9 +98,8 @@ def _panels_of(part: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
                 mask = _on_taps(matrix.diagonal(), part)
                 panels.append(("mask of the taps", mask, mask - 1))
             else:
-                panels.append(
-                    ("M[t, u]: t down, u right", matrix, matrix - np.eye(len(matrix)))
-                )
+                changes = matrix - np.eye(len(matrix))
+                panels.append(("M[t, u]: t down, u right", matrix, changes))
     if part.similarity.learn_shape:
         shape = _on_taps(ops.convert_to_numpy(part.learned_shape), part)
         panels.append(("taps that are kept", shape, shape - 1))
