@@ -247,8 +247,7 @@ class Symmetric(Similarity):
     True
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4, "Structural
-        regularization".
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -339,8 +338,7 @@ class Sparse(Similarity):
     2
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4, "Sparsity
-        regularization".
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4.
     """
 
     static_only = True

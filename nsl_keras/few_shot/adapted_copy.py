@@ -21,13 +21,9 @@ from nsl_keras.training.normalization import from_keras
 def copy_with_classifier(
     model: keras.Model, ways: int, new_classifier: bool
 ) -> tuple[keras.Model, list[Any]]:
-    """Returns a copy of a model, and the source of each variable of the copy.
+    """Returns a copy of a model with `ways` outputs, and the source of each variable.
 
-    Args:
-        model: The model.
-        ways: int, the number of outputs of the copy.
-        new_classifier: bool, whether the last layer is a new layer, whose variables are
-            their own sources.
+    The variables of a new classifier are their own sources.
     """
     classifier = classifier_of(model)
 
@@ -99,11 +95,8 @@ def adapted_copy(
 ) -> list[Any]:
     """Returns an input, and a copy that computes what a model computes in an episode.
 
-    Args:
-        model: A built model.
-        policy: `"support"` or `"moving"`: what batch norms of the copy normalize by.
-        examples: The support examples.
-        values: New values of variables, by the variables' ids.
+    Batch norms of the copy normalize by the `policy`, `"support"` (the examples) or
+    `"moving"`. `values` are new values of variables, by the variables' ids.
     """
     # A subclassed model is copied through its config and weights.
     is_graph = rewiring.is_graph(model)

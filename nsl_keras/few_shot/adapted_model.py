@@ -127,10 +127,9 @@ class Adapting:
 
         Example:
 
-        >>> import keras
         >>> import numpy as np
         >>> import nsl_keras
-        >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+        >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
         >>> learner = nsl_keras.few_shot.NearestCentroid(backbone)
         >>> images = np.random.default_rng(0).normal(size=(6, 8, 8, 1))
         >>> model = learner.adapt(images, ["fox", "owl", "owl", "fox", "elk", "elk"])

@@ -43,8 +43,7 @@ class Finetuner(Adapting):
     scored. A new classifier starts at zero (a `CosineDense`, which has no direction there,
     starts from its own initializer). Gradient steps stay in the span of the support
     features. The part of a random start outside this span would never be trained, but it
-    would affect queries. From zero the first step leads to the scores of class means,
-    `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`.
+    would affect queries. From zero the first step leads to the scores of class means.
 
     A finetuner is a learner for `evaluate`, and uses the model's current weights. It has no
     weights of its own: save `model`, or the finetuned network that `adapt` returns. Layers
@@ -76,14 +75,13 @@ class Finetuner(Adapting):
 
     Example:
 
-    >>> import keras
     >>> import numpy as np
-    >>> from nsl_keras import few_shot
-    >>> images = np.random.default_rng(0).normal(size=(120, 8, 8, 1))
+    >>> from nsl_keras import backbones, few_shot
+    >>> images = np.random.default_rng(0).normal(size=(120, 16, 16, 1))
     >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2, queries=3)
-    >>> network = keras.Sequential([
-    ...     keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(64)])
-    >>> few_shot.Finetuner(network, ways=5, steps=10)(sampler.episodes(3)).shape
+    >>> network = backbones.cnn4((16, 16, 1), classes=64)
+    >>> finetuner = few_shot.Finetuner(network, 5, steps=10, batch_normalization="moving")
+    >>> finetuner(sampler.episodes(3)).shape
     (3, 15, 5)
 
     Reference:

@@ -33,13 +33,8 @@ def select_variables(
 ) -> list[Any]:
     """Returns the trainable variables of a built model that a selection names, in order.
 
-    In a model that is frozen as a whole, all variables may adapt, because the freezing
-    concerns only training.
-
-    Args:
-        model: A built model.
-        selection: See `inner_variables` of `MAML`; or indices into `model.variables`.
-        argument: Name of the argument, for the message.
+    The selection is as `inner_variables` of `MAML`, or indices into `model.variables`. In a
+    model that is frozen as a whole, all variables may adapt: freezing concerns training.
     """
     parts: list[Any] = selection.split("+") if isinstance(selection, str) else [*selection]
     if parts and all(isinstance(each, int) for each in parts):
@@ -112,12 +107,8 @@ class FunctionalModel:
     """The outputs of a built model, with other values in some of its variables.
 
     All layers run in inference mode. Trainable batch norms normalize by batches if the
-    policy demands it; frozen batch norms always use their moving statistics.
-
-    Args:
-        model: A built Keras model.
-        variables: The variables of the model that are given other values.
-        batch_normalization: See `MAML`.
+    policy, `batch_normalization` of `MAML`, demands it; frozen batch norms always use their
+    moving statistics.
     """
 
     def __init__(
@@ -205,10 +196,7 @@ def move_by_episodes(
 ) -> None:
     """Moves moving statistics toward those of all episodes of a batch together.
 
-    Args:
-        layers: The layers, in the order in which they were called.
-        statistics: Means and variances of each, in turn, of shape `(episodes, channels)`.
-        examples: The number of examples.
+    `statistics` are means and variances of each layer, of shape `(episodes, channels)`.
     """
     pairs = zip(layers, statistics[::2], statistics[1::2], strict=True)
     for layer, means, variances in pairs:

@@ -34,15 +34,13 @@ class NearestCentroid(MetricLearner):
 
     Example:
 
-    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
-    >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
     >>> model = nsl_keras.few_shot.NearestCentroid(backbone, ways=3)
     >>> rng = np.random.default_rng(0)
     >>> support, labels = rng.normal(size=(1, 3, 8, 8, 1)), np.array([[2, 0, 1]])
-    >>> logits = model((support, labels, support))
-    >>> keras.ops.convert_to_numpy(keras.ops.argmax(logits, axis=-1)).tolist()
+    >>> model.predict((support, labels, support), verbose=0).argmax(axis=-1).tolist()
     [[2, 0, 1]]
 
     Reference:

@@ -54,14 +54,13 @@ class NeighborhoodLearner(MetricLearner):
 
     Example:
 
-    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
-    >>> backbone = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
+    >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
     >>> model = nsl_keras.few_shot.NeighborhoodLearner(backbone, ways=3)
-    >>> support = np.random.default_rng(0).normal(size=(1, 3, 8, 8, 1))
-    >>> logits = model((support, np.array([[2, 0, 1]]), support))
-    >>> keras.ops.convert_to_numpy(keras.ops.argmax(logits, axis=-1)).tolist()
+    >>> rng = np.random.default_rng(0)
+    >>> support, labels = rng.normal(size=(1, 3, 8, 8, 1)), np.array([[2, 0, 1]])
+    >>> model.predict((support, labels, support), verbose=0).argmax(axis=-1).tolist()
     [[2, 0, 1]]
 
     Reference:

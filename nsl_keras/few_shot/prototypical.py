@@ -68,11 +68,9 @@ class ProtoNet(MetricLearner):
 
     Example:
 
-    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
-    >>> backbone = keras.Sequential([
-    ...     keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3), keras.layers.Flatten()])
+    >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
     >>> model = nsl_keras.few_shot.ProtoNet(backbone, ways=3)
     >>> rng = np.random.default_rng(0)
     >>> support = rng.normal(size=(2, 6, 8, 8, 1))  # 2 episodes of 3 ways, 2 shots.

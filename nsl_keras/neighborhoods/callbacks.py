@@ -59,14 +59,13 @@ class EntryStatistics(_NeighborhoodCallback):
     Example:
 
     >>> import keras
-    >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
     >>> model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    >>> x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+    >>> x, y = keras.random.normal((32, 8), seed=0), keras.ops.arange(32) % 3
     >>> statistics = nsl_keras.callbacks.EntryStatistics(x)
-    >>> history = model.fit(x, np.arange(32) % 3, callbacks=[statistics], verbose=0)
+    >>> history = model.fit(x, y, callbacks=[statistics], verbose=0)
     >>> sorted(history.history)
     ['attention_entropy', 'dead_entries', 'loss', 'usage_entropy']
 
@@ -124,12 +123,11 @@ class DictionaryInitializer(_NeighborhoodCallback):
     Example:
 
     >>> import keras
-    >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
     >>> model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    >>> x, y = np.random.default_rng(0).normal(size=(32, 8)), np.arange(32) % 3
+    >>> x, y = keras.random.normal((32, 8), seed=0), keras.ops.arange(32) % 3
     >>> start = nsl_keras.callbacks.DictionaryInitializer(x, y, epochs=1, seed=0)
     >>> history = model.fit(x, y, epochs=2, callbacks=[start], verbose=0)
 

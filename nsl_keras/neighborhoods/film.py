@@ -167,24 +167,16 @@ def add_film(
 
     >>> import keras
     >>> import nsl_keras
-    >>> plain = keras.Sequential([
-    ...     keras.Input((16, 16, 3)),
-    ...     keras.layers.Conv2D(8, 3),
-    ...     keras.layers.BatchNormalization(name="norm"),
-    ...     keras.layers.ReLU(),
-    ...     keras.layers.GlobalAveragePooling2D(),
-    ...     keras.layers.Dense(5),
-    ... ])
-    >>> model = nsl_keras.convert.add_film(plain)
+    >>> plain = nsl_keras.backbones.convnet4((16, 16, 3))
+    >>> model = nsl_keras.convert.add_film(plain, where="last")
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
-    >>> [layer.name for layer in model.layers if "norm" in layer.name]
-    ['norm', 'norm_film']
+    >>> [layer.name for layer in model.layers if "film" in layer.name]
+    ['layer_3_normalization_film']
 
     Reference:
-        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2: one dictionary along
-        with each batch norm.
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2.
     """
     dictionary_size = validation.positive_integer(dictionary_size, "dictionary_size")
     calls = rewiring.calls(model)

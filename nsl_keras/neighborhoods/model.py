@@ -77,14 +77,13 @@ class MetaNeighborhoodModel(CheckedModel):
     Example:
 
     >>> import keras
-    >>> import numpy as np
     >>> import nsl_keras
     >>> model = nsl_keras.MetaNeighborhoodModel(
     ...     keras.layers.Dense(32), nsl_keras.layers.CosineDense(3), dictionary=50)
     >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     >>> model.compile("adam", loss, metrics=["accuracy"])
-    >>> x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
-    >>> sorted(model.fit(x, np.arange(16) % 3, verbose=0).history)
+    >>> x, y = keras.random.normal((16, 8), seed=0), keras.ops.arange(16) % 3
+    >>> sorted(model.fit(x, y, verbose=0).history)
     ['accuracy', 'loss']
 
     Reference:
@@ -163,7 +162,7 @@ class MetaNeighborhoodModel(CheckedModel):
         dictionary: NeighborDictionary | int = 1000,
         **options: Any,
     ) -> MetaNeighborhoodModel:
-        """Returns a model made from a trained model, whose last dense layer is the head.
+        """Returns a built model whose head is the last dense layer of a trained model.
 
         The layers before it are the backbone; a final softmax is dropped. Layers and
         weights are copied, and `model` does not change. A frozen last layer stays frozen.
@@ -177,9 +176,6 @@ class MetaNeighborhoodModel(CheckedModel):
                 linear layer.
             dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
-
-        Returns:
-            A built `MetaNeighborhoodModel`, not compiled.
 
         Raises:
             ValueError: If `model` is subclassed or not built, has several outputs, or does
@@ -317,7 +313,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
         Returns:
             NumPy array of shape `(num_neighbors,)`, the index of the example that became
-            each entry: `drawn[model.neighbors(x).indices]` are examples.
+            each entry.
 
         Raises:
             ValueError: See `NeighborDictionary.initialize_from`; for NaN and infinities;
@@ -326,13 +322,11 @@ class MetaNeighborhoodModel(CheckedModel):
         Example:
 
         >>> import keras
-        >>> import numpy as np
         >>> import nsl_keras
         >>> model = nsl_keras.MetaNeighborhoodModel(
         ...     None, keras.layers.Dense(3), dictionary=6)
-        >>> x = np.random.default_rng(0).normal(size=(30, 4)).astype("float32")
-        >>> drawn = model.initialize_from(x, np.arange(30) % 3, seed=0)
-        >>> drawn.shape
+        >>> x, y = keras.random.normal((30, 4), seed=0), keras.ops.arange(30) % 3
+        >>> model.initialize_from(x, y, seed=0).shape
         (6,)
         """
         x, y = data.gather(x, y, steps)
@@ -362,9 +356,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
         Their `indices` are entry numbers. `nearest_examples` and `initialize_from` return
         an example for each entry, so `x_train[nearest[found.indices]]` are pictures of the
-        neighbors. Over all entries (`k = num_neighbors`), `output_changes` sums to
-        `model(x) - model(x, adapt=False)`, up to the error that
-        `nsl_keras.neighborhoods.explain.Neighbors` describes.
+        neighbors.
 
         Args:
             x: Inputs, as for `predict`.
@@ -380,23 +372,20 @@ class MetaNeighborhoodModel(CheckedModel):
             verbose: See `keras.Model.predict`.
 
         Returns:
-            `nsl_keras.neighborhoods.explain.Neighbors` of NumPy arrays: `indices` and
-            `weights` of shape `(n, k)`; `values` and `output_changes` of shape
-            `(n, k, outputs)`; outputs `before` and `after` adaptation. The entry of largest
-            attention (or effect) comes first.
+            `nsl_keras.neighborhoods.explain.Neighbors` of NumPy arrays, which explains the
+            `output_changes`. The entry of largest attention (or effect) comes first.
 
         Raises:
             ValueError: For an invalid `k` or `by`, or if the model is not built.
 
         Example:
 
-        >>> import numpy as np
+        >>> import keras
         >>> import nsl_keras
         >>> model = nsl_keras.MetaNeighborhoodModel(
         ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
-        >>> x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
-        >>> model.build(x.shape)
-        >>> model.neighbors(x, k=5).output_changes.shape
+        >>> model.build((None, 6))
+        >>> model.neighbors(keras.ops.ones((4, 6)), k=5).output_changes.shape
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)

@@ -101,8 +101,7 @@ def add_similarity(
     {'similarity'}
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training from
-        pretrained models".
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4.
     """
     similarity = similarities.get(similarity)
     is_new = getattr(predictor, "shared_network", None) is None

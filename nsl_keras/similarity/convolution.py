@@ -149,8 +149,8 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
 class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
-    This layer is `NeuralSimilarityConv2D` for sequences. The predictor of a causal layer is
-    causal too.
+    This layer, an addition to the paper, is `NeuralSimilarityConv2D` for sequences. The
+    predictor of a causal layer is causal too.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv1D` and `NeuralSimilarityConv2D`.
@@ -164,10 +164,6 @@ class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
     (2, 10, 4)
     >>> type(layer.fold()).__name__
     'Conv1D'
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
-        paper treats images; one axis is this package's extension.
     """
 
     plain = keras.layers.Conv1D
@@ -177,8 +173,8 @@ class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
 class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
-    This layer is `NeuralSimilarityConv2D` for volumes. A 3x3x3 kernel has 27 taps, so a
-    dynamic unconstrained `M` has 729 entries at every position.
+    This layer, an addition to the paper, is `NeuralSimilarityConv2D` for volumes. A 3x3x3
+    kernel has 27 taps, so a dynamic unconstrained `M` has 729 entries at every position.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv3D` and `NeuralSimilarityConv2D`.
@@ -190,10 +186,6 @@ class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
     >>> layer = nsl_keras.layers.NeuralSimilarityConv3D(4, 3, similarity="symmetric")
     >>> tuple(layer(keras.ops.ones((2, 5, 5, 5, 3))).shape)
     (2, 3, 3, 3, 4)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
-        paper treats images; three axes are this package's extension.
     """
 
     plain = keras.layers.Conv3D
@@ -227,9 +219,8 @@ class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.Depthw
     'DepthwiseConv2D'
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
-        paper treats full convolutions; if all channels share one block (Eq. 2), its
-        similarity also applies to depthwise convolutions.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Eq. (2): one block for all
+        channels, which also suits depthwise convolutions. The paper treats only full ones.
     """
 
     plain = keras.layers.DepthwiseConv2D

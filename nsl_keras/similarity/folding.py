@@ -48,8 +48,7 @@ def fold(model: keras.Model) -> keras.Model:
     True
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4, "Training and
-        inference".
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4.
     """
     unfoldable = [
         f"{layer.name!r} ({'dynamic ' if _is_dynamic(layer) else ''}{type(layer).__name__})"

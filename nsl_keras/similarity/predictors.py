@@ -421,12 +421,7 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     Args:
         identifier: `None`, the name of a kind, a dictionary from
             `keras.saving.serialize_keras_object`, a `SimilarityPredictor`, or a layer.
-
-    Returns:
-        A `SimilarityPredictor`, a layer, or `None`.
-
-    Raises:
-        ValueError: If the name is unknown; the message lists the known names.
+            Anything else raises a ValueError, which lists the names.
 
     Example:
 

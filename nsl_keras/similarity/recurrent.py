@@ -204,10 +204,8 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     (2, 16)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 1 ("NSL can easily
-        be applied to fully connected networks and recurrent networks") and Section 3.1;
-        one `M` for all kernels of a layer. The paper says no more about recurrent
-        networks, and the authors released no code for them.
+        See `NeuralSimilarityDense`; one `M` for all kernels of a layer. The paper says no
+        more about recurrent networks, and the authors released no code for them.
     """
 
     plain = keras.layers.GRUCell

@@ -45,9 +45,8 @@ class NeuralSimilarityConv2DTranspose(SimilarityConvolution, keras.layers.Conv2D
     (2, 16, 16, 4)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 to 3.5. The
-        paper treats no transposed convolution; its Section 8 names an application whose
-        decoders use them, semantic segmentation.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 8, names semantic
+        segmentation, whose decoders use transposed convolutions. The paper treats none.
     """
 
     plain = keras.layers.Conv2DTranspose
