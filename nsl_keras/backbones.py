@@ -120,9 +120,6 @@ def cnn9(
     Returns:
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
-    Raises:
-        ValueError: If the images are too small or `filters` is invalid.
-
     Example:
 
     >>> import functools
@@ -174,9 +171,6 @@ def cnn4(
         classes: int, or `None` for the flattened features (800 for 84x84 pixels).
         convolution: Makes all convolutions.
         filters: int or 4 ints, the filters of the convolutions.
-
-    Returns:
-        Same as `cnn9`.
 
     Example:
 

@@ -17,9 +17,6 @@ from keras import ops
 from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor
 
-#: Values of `shared_by` other than a number of channels.
-SHARED_BY = ("layer", "filter")
-
 
 class Similarity(abc.ABC):
     """Base class of similarities: the structure of `M`, its start and its penalties.
@@ -98,7 +95,8 @@ class Similarity(abc.ABC):
         self.regularizer = keras.regularizers.get(regularizer)
         self.constraint = keras.constraints.get(constraint)
         if isinstance(shared_by, str):
-            self.shared_by: Any = validation.one_of(shared_by, SHARED_BY, "shared_by")
+            sharing = ("layer", "filter")
+            self.shared_by: Any = validation.one_of(shared_by, sharing, "shared_by")
         else:
             self.shared_by = validation.positive_integer(shared_by, "shared_by")
         self.learn_shape = learn_shape

@@ -30,8 +30,7 @@ def copy_with_classifier(
     def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
         if new_classifier and layer is classifier:
             return [_new_classifier(layer, ways)]
-        replacement = from_keras(layer)
-        return None if replacement is None else [replacement]
+        return from_keras(layer)
 
     copy = rewiring.rebuild(model, replace)
     if copy.outputs[0].shape[1:] != (ways,):

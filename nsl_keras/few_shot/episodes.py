@@ -13,9 +13,6 @@ import numpy as np
 from nsl_keras import validation
 from nsl_keras.few_shot.classes import checked_examples
 
-#: Inputs and targets of `fit`.
-Batch = tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-
 
 class Episode(NamedTuple):
     """One few-shot task, or a batch of them, in which each array has an extra leading axis.
@@ -211,7 +208,7 @@ class _EpisodeBatches(keras.utils.PyDataset):
     def __len__(self) -> int:
         return self.steps
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> tuple[Any, np.ndarray]:
         self._taken.add(index)
         number = self.epoch * self.steps + index
         start = self.start + number * self.batch_size

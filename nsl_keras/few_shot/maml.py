@@ -67,12 +67,9 @@ class MAML(EpisodicLearner):
         first_order: bool, whether training treats the inner gradients as constants.
         test_inner_steps: int or `None`, the number of inner steps outside training;
             `None` for `inner_steps`.
-        batch_normalization: Statistics that batch norms normalize by. `"support"` uses the
-            support set's, also for the queries. `"transductive"` uses each set's own, so
-            that an answer depends on the other queries, as in most of MAML's published
-            numbers before 2020. Both need this package's batch norms
-            (`convert.convert_batch_norms`), except frozen batch norms, which use their
-            moving statistics. `"moving"` uses the moving statistics of a pretrained
+        batch_normalization: Statistics that batch norms normalize by. `"support"` and
+            `"transductive"` are as in `ProtoNet`; most of MAML's published numbers before
+            2020 are transductive. `"moving"` uses the moving statistics of a pretrained
             network, which training leaves as they are.
         inner_loss: `None` for classification. For regression, a Keras loss or its name, for
             example `"mean_squared_error"`; labels are then targets of the shape of the

@@ -26,18 +26,15 @@ def check_second_order(
         measured = (d . gradient of L at w + h d  -  the same at w - h d) / (2 h)
         error    = |exact - measured| / max(|exact|, |measured|)
 
-    Below about 0.01 the derivatives are exact. A network with kinks (ReLU, max pooling)
-    measures more than its true error in float32: build it in float64, by
-    `keras.config.set_dtype_policy("float64")`, with a `step` of 1e-6.
+    Below about 0.01 the derivatives are exact, at 1 they are missing. A network with kinks
+    (ReLU, max pooling) measures more than its true error in float32: build it in float64,
+    by `keras.config.set_dtype_policy("float64")`, with a `step` of 1e-6.
 
     Args:
         model: A built model, which runs in inference mode.
         x: Batch of the model's inputs; two examples suffice.
         step: float, `h` relative to the length of the weights.
         seed: int, fixes the direction.
-
-    Returns:
-        The error: about 0 if all second derivatives are exact, 1 if they are missing.
 
     Example:
 

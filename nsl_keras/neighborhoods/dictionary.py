@@ -23,8 +23,6 @@ _LEAST_PROBABILITY = 1e-7
 #: logits are finite and can still learn.
 _CERTAINTY = 0.99
 
-DROPOUT_SCOPES = ("example", "batch")
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class NeighborDictionary(keras.layers.Layer):
@@ -121,9 +119,8 @@ class NeighborDictionary(keras.layers.Layer):
         #: The number of entries left out; 100 * 0.29 is a little less than 29.
         share = math.floor(round(num_neighbors * dropout, 6))
         self.num_dropped = min(share, num_neighbors - 1)
-        self.dropout_scope = validation.one_of(
-            dropout_scope, DROPOUT_SCOPES, "dropout_scope"
-        )
+        scopes = ("example", "batch")
+        self.dropout_scope = validation.one_of(dropout_scope, scopes, "dropout_scope")
         self.key_initializer = keras.initializers.get(key_initializer)
         #: Numbers below that of the entries that share no factor with it. Their products
         #: with an index must fit an int32.

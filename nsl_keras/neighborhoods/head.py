@@ -30,9 +30,6 @@ from nsl_keras.neighborhoods.inner_loop import (
     NestedTape,
 )
 
-INNER_LOOPS = ("auto", "dual", "tape")
-RANKINGS = ("attention", "effect")
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class MetaNeighborhoodHead(nesting.KeepsFrozen):
@@ -144,7 +141,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.dictionary = dictionary
         self.chunk_size = validation.positive_integer_or_none(chunk_size, "chunk_size")
         self.task = validation.one_of(task, LOSSES, "task")
-        self.inner_loop = validation.one_of(inner_loop, INNER_LOOPS, "inner_loop")
+        loops = ("auto", "dual", "tape")
+        self.inner_loop = validation.one_of(inner_loop, loops, "inner_loop")
         if self.inner_loop == "tape" or not may_have_stages(head):
             leave_out_of_xla(self)
         self.input_spec = keras.layers.InputSpec(ndim=2)
@@ -286,7 +284,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     def require_ranking(self, k: int, by: str) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""
         validation.built(self, "neighbors")
-        validation.one_of(by, RANKINGS, "by")
+        validation.one_of(by, ("attention", "effect"), "by")
         entries = self.dictionary.num_neighbors
         fits = validation.positive_integer(k, "k") <= entries
         demand = f"at most the number of dictionary entries, {entries}"

@@ -23,8 +23,6 @@ from nsl_keras.neighborhoods.explain import average_over_path
 #: An inner loss `loss(values, outputs)`, per entry.
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
-FORMS = ("scalar", "diagonal", "fixed")
-
 
 class Entries(NamedTuple):
     """Keys `(entries, features)` and values `(entries, outputs)` to finetune a head on."""
@@ -64,7 +62,8 @@ class InnerLearningRate(keras.layers.Layer):
     def __init__(self, initial: float, form: str = "scalar", **kwargs: Any) -> None:
         super().__init__(**{"name": "inner_learning_rate", **kwargs})
         self.initial = validation.positive_number(initial, "inner_learning_rate")
-        self.form = validation.one_of(form, FORMS, "learning_rate_form")
+        forms = ("scalar", "diagonal", "fixed")
+        self.form = validation.one_of(form, forms, "learning_rate_form")
         self._precision = backend.wide_dtype(self.variable_dtype)
 
     def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:

@@ -43,7 +43,7 @@ def add_similarity(
     layers: Collection[str] | Callable[[Layer], bool] | None = None,
     freeze_backbone: bool = True,
 ) -> keras.Model:
-    """Returns a new model whose convolutions have a neural similarity.
+    """Returns a new model, not compiled, whose convolutions have a neural similarity.
 
     The new model has the weights of `model` and, before training, its outputs: every `M`
     starts at the identity. `model` itself does not change, and the two share no weights.
@@ -74,9 +74,6 @@ def add_similarity(
             dictionary.) To train the classifier too, set its `trainable`. To finetune the
             whole network later, set `trainable` of every layer, and `kernel_trainable` of
             layers with a similarity.
-
-    Returns:
-        A `keras.Model`, Sequential if `model` is, not compiled.
 
     Raises:
         ValueError: If `model` is subclassed or not built, if `layers` chooses none or

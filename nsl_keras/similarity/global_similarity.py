@@ -18,8 +18,6 @@ from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 STATIC = ("diagonal", "unconstrained")
 SIMILARITIES = (*STATIC, "predicted_mask", "attention", "softmax_attention")
 
-MASK_HIDDEN_FILTERS = 64
-
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
@@ -149,9 +147,7 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         plain = keras.layers.Conv2D
         hidden = partial(SphereConv2D, normalize="input") if self.sphere else plain
         start = small_normal(0.1)
-        self.mask_hidden = hidden(
-            MASK_HIDDEN_FILTERS, 3, kernel_initializer=start, **options
-        )
+        self.mask_hidden = hidden(64, 3, kernel_initializer=start, **options)
         self.mask_output = plain(masks, 3, kernel_initializer="zeros", **options)
         self.mask_hidden.build(input_shape)
         self.mask_output.build(self.mask_hidden.compute_output_shape(input_shape))

@@ -500,9 +500,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         return self.bilinear_form.equivalent_kernel(self.kernel)
 
     def fold(self) -> keras.layers.Layer:
-        """Returns a new plain Keras layer that computes the same.
-
-        This layer does not change, and the two share no weights.
+        """Returns a new plain Keras layer that computes the same, with weights of its own.
 
         Raises:
             ValueError: If the layer is dynamic, or not built yet.

@@ -79,8 +79,6 @@ class SimilarityCell(WithSimilarity):
     def fold(self) -> keras.layers.Layer:
         """Returns a new Keras cell that computes the same, for `keras.layers.RNN`.
 
-        This cell does not change, and the two share no weights.
-
         Raises:
             ValueError: If the similarities are predicted, or the cell is not built.
         """
@@ -252,8 +250,7 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
 
         h_t = activation(W^T M_x x_t + b + R^T M_h h_{t-1})
 
-    With default initializers the static cell equals `keras.layers.SimpleRNNCell`: `M_x` and
-    `M_h` start at the identity.
+    With default initializers the static cell equals `keras.layers.SimpleRNNCell`.
 
     Args:
         **kwargs: Arguments of `keras.layers.SimpleRNNCell` and `NeuralSimilarityGRUCell`.
@@ -281,9 +278,7 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         h_t = o * activation(c_t)
 
     where `s` is the `recurrent_activation`. The carry `c` has no kernel, so it has no `M`.
-
-    With default initializers the static cell equals `keras.layers.LSTMCell`: `M_x` and
-    `M_h` start at the identity.
+    With default initializers the static cell equals `keras.layers.LSTMCell`.
 
     Args:
         **kwargs: Arguments of `keras.layers.LSTMCell` and `NeuralSimilarityGRUCell`.
@@ -324,9 +319,7 @@ class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
         self.input_spec = keras.InputSpec(ndim=3)
 
     def fold(self) -> keras.layers.RNN:
-        """Returns a new plain Keras layer that computes the same.
-
-        This layer does not change, and the two share no weights.
+        """Returns a new plain Keras layer that computes the same, with weights of its own.
 
         Raises:
             ValueError: If the similarities are predicted, or the layer is not built.

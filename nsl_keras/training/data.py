@@ -44,13 +44,9 @@ class BatchFunction(keras.Model):
 def predict(
     function: Callable[[Any], Any], model: keras.layers.Layer, x: Any, **options: Any
 ) -> Any:
-    """Applies a function batch by batch, eagerly; returns NumPy arrays.
+    """Applies a function of a model's weights batch by batch, eagerly; returns NumPy arrays.
 
-    Args:
-        function: Callable from a batch of inputs to a tensor or a structure of tensors.
-        model: The model whose weights the function reads.
-        x: Inputs, as for `keras.Model.predict`.
-        **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
+    The options are `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
     """
     return BatchFunction(function, model, run_eagerly=True).predict(x, **options)
 
@@ -90,18 +86,10 @@ def map_arrays(function: Callable[..., Any], *structures: Any) -> Any:
 
 
 def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
-    """Returns all examples and their targets as NumPy arrays.
+    """Returns all examples and their targets, or `None`, as NumPy arrays.
 
-    Args:
-        x: Array, a structure of arrays, or an iterable of batches `x` or `(x, y)`.
-        y: Array of targets, or `None` if there are no targets or `x` yields them.
-        steps: int or `None`, the number of batches to take of an iterable.
-
-    Returns:
-        `(x, y)`, with `None` for `y` if there are no targets.
-
-    Raises:
-        ValueError: If an iterable has no batches, or `y` comes with an iterable.
+    `x` is an array, a structure of arrays, or an iterable of batches `x` or `(x, y)`, of
+    which at most `steps` are taken.
     """
     if is_in_memory(x):
         if hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x))):

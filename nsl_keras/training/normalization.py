@@ -203,9 +203,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return {**super().get_config(), "momentum_warmup": self.momentum_warmup}
 
     def fold(self) -> keras.layers.BatchNormalization:
-        """Returns a `keras.layers.BatchNormalization` that computes the same.
-
-        This layer stays as it is, and the two share no weights.
+        """Returns a new `keras.layers.BatchNormalization` that computes the same.
 
         Raises:
             ValueError: If the layer is not built yet.
@@ -218,16 +216,19 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return plain
 
 
-def from_keras(layer: keras.layers.Layer) -> BatchNormalization | None:
-    """Returns this package's layer, unbuilt, for a batch norm of Keras; `None` for others.
+def from_keras(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
+    """Returns what replaces a layer in `rebuild`: this package's layer for a batch norm.
 
-    It has the same weights, in the same order, and the same moving statistics.
+    It has the same weights, in the same order, and moves its statistics as Keras does.
     """
     if type(layer) is not keras.layers.BatchNormalization:
         return None
     config = configs.with_functions(layer, layer.get_config())
     # Not `from_config`, whose own error would hide that of an argument.
-    return BatchNormalization(**config, momentum_warmup=False)
+    new = BatchNormalization(**config, momentum_warmup=False)
+    new.build(layer.get_build_config()["input_shape"])
+    new.set_weights(layer.get_weights())
+    return [new]
 
 
 @rewiring.reaching_backbones
@@ -254,19 +255,7 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
     >>> convert.convert_batch_norms(network).get_layer("norm").__module__
     'nsl_keras.training.normalization'
     """
-    pairs = []
-
-    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        new = from_keras(layer)
-        if new is None:
-            return None
-        pairs.append((layer, new))
-        return [new]
-
-    converted = rewiring.rebuild(model, replace)
-    for layer, new in pairs:
-        new.set_weights(layer.get_weights())
-    return converted
+    return rewiring.rebuild(model, from_keras)
 
 
 def move_statistics(

@@ -38,9 +38,6 @@ def plot_neighbors(
         k: int, the number of neighbors, at most the number of examples.
         class_names: Names of the classes; `None` numbers them.
 
-    Returns:
-        A matplotlib figure with one row per image of `x`.
-
     Raises:
         ValueError: If `x` or `examples` holds no images, `labels` do not fit, or `k` is out
             of range.

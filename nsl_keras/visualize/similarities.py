@@ -25,7 +25,7 @@ LEAST_SCALE = 1e-2
 
 
 def plot_similarities(model: keras.Model) -> figures.Figure:
-    """Draws every static similarity `M` and every learned kernel shape in a model.
+    """Draws every static similarity `M` and learned kernel shape in a model, each a panel.
 
     A diagonal similarity is drawn as a mask on the kernel's taps (positions), any other
     similarity as its matrix `M[t, u]`, and a learned kernel shape as the taps that it
@@ -36,9 +36,6 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
         model: A built Keras model with static neural similarity layers or recurrent
             cells, or with layers that learn their kernel's shape; nested models included.
 
-    Returns:
-        A matplotlib figure with one panel per matrix or shape.
-
     Raises:
         ValueError: If the model has no such layer, or is not built.
 
@@ -48,9 +45,6 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
     >>> model = nsl_keras.backbones.convnet4(
     ...     (8, 8, 1), convolution=nsl_keras.layers.NeuralSimilarityConv2D)
     >>> figure = nsl_keras.visualize.plot_similarities(model)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 and 3.5.
     """
     panels = [
         (f"{_title_of(part, model)}\n{caption}", numbers, changes)
