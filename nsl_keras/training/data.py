@@ -44,7 +44,7 @@ class BatchFunction(keras.Model):
 def predict(
     function: Callable[[Any], Any], model: keras.layers.Layer, x: Any, **options: Any
 ) -> Any:
-    """Applies a function of a model's weights batch by batch, eagerly; returns NumPy arrays.
+    """Maps a function of a model's weights over batches, eagerly; returns NumPy arrays.
 
     The options are `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
     """
