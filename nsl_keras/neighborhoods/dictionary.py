@@ -177,8 +177,8 @@ class NeighborDictionary(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
-        known, demand = self.num_values is not None, "given for a dictionary without a head"
-        validation.require(known, "num_values", demand, self.num_values)
+        demand = "given for a dictionary without a head"
+        validation.require(self.num_values is not None, "num_values", demand, None)
         self.set_outputs(self.num_values, self.task or "classification")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
         add = functools.partial(self.add_weight, autocast=False)

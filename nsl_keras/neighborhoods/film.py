@@ -93,8 +93,10 @@ class InstanceFiLM(keras.layers.Layer):
         self.keys = add(shape, self._key_initializer, name="keys")
         self.scales = add(shape, "zeros" if self.residual else "ones", name="scales")
         self.shifts = add(shape, "zeros", name="shifts")
-        start, trainable = keras.initializers.Constant(self.sharpness), self.learn_sharpness
-        self.learned_sharpness = add((), start, name="sharpness", trainable=trainable)
+        start = keras.initializers.Constant(self.sharpness)
+        self.learned_sharpness = add(
+            (), start, name="sharpness", trainable=self.learn_sharpness
+        )
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         inputs = ops.convert_to_tensor(inputs, sparse=False)

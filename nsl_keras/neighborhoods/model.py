@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 from typing import Any
 
 import keras
@@ -22,7 +21,7 @@ from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
 from nsl_keras.neighborhoods.splitting import split_classifier
-from nsl_keras.training import data
+from nsl_keras.training import data, files
 from nsl_keras.training.checks import CheckedModel, loss_of_logits
 
 
@@ -405,16 +404,13 @@ class MetaNeighborhoodModel(CheckedModel):
         steps: int | None = None,
         verbose: Any = 0,
     ) -> np.ndarray:
-        """Returns the example nearest to each dictionary entry, by the dictionary's metric.
+        """Returns the number of the example nearest to each entry, by the key metric.
 
         Args:
             x: Examples to choose from, for instance the training inputs.
             batch_size: See `initialize_from`.
             steps: See `initialize_from`.
             verbose: See `keras.Model.predict`.
-
-        Returns:
-            NumPy array of shape `(num_neighbors,)` of example numbers.
 
         Raises:
             ValueError: If the model is not built.
@@ -479,7 +475,7 @@ class MetaNeighborhoodModel(CheckedModel):
             self(_symbols_of(self.get_build_config()["input_shape"]))
         super().export(filepath, format, *args, **kwargs)
         if format == "onnx":
-            _require_onnx(filepath)
+            files.require_onnx(filepath)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Quantizes the backbone, but not the head, which is finetuned."""
@@ -498,18 +494,3 @@ def _symbols_of(shapes: Any) -> Any:
     return tree.map_shape_structure(
         lambda shape: shape and keras.KerasTensor(shape), shapes
     )
-
-
-def _require_onnx(file: Any) -> None:
-    """Raises, and removes the file, if its operations are not all ONNX's."""
-    import onnx
-
-    try:
-        onnx.checker.check_model(file, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        pathlib.Path(file).unlink()
-        raise ValueError(
-            '`format` must not be "onnx" for a head that adapts on a nested tape or in '
-            "several steps: ONNX has no operations for its gradients. Received: "
-            "format='onnx'"
-        ) from error

@@ -197,7 +197,8 @@ class BilinearForm(keras.layers.Layer):
     def _build_network(self, context: predictors.LayerContext) -> None:
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         self._block = 1  # The side of the blocks of positions that share one `M`.
-        self._channel_axis, shape = context.channel_axis, context.input_shape
+        self._channel_axis = context.channel_axis
+        shape = context.input_shape
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.network(context)
             received = tuple(self.network.compute_output_shape(shape))

@@ -1,4 +1,4 @@
-"""Writes files and folders under another name, then renames them: they appear at once."""
+"""Local files: written under another name, then renamed; and ONNX files, checked."""
 
 from __future__ import annotations
 
@@ -38,3 +38,18 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         scratch = pathlib.Path(folder) / path.name
         yield scratch
         scratch.replace(path)
+
+
+def require_onnx(file: str | os.PathLike[str]) -> None:
+    """Raises, and removes the file, if its operations are not all ONNX's."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(file, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        pathlib.Path(file).unlink()
+        raise ValueError(
+            '`format` must not be "onnx" for a head that adapts on a nested tape or in '
+            "several steps: ONNX has no operations for its gradients. Received: "
+            "format='onnx'"
+        ) from error
