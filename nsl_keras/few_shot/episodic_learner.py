@@ -23,9 +23,6 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     A subclass writes `call` and `_adapted`, sets `ways` in `build` at the latest, and
     keeps each of its arguments as an attribute, for its config.
-
-    Arrays are checked on the host, and so is the first batch of a generator or
-    `keras.utils.PyDataset`.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -59,11 +56,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         auto_scale_loss: bool = True,
         **kwargs: Any,
     ) -> None:
-        """Configures training with the arguments of `keras.Model.compile`.
-
-        Raises:
-            ValueError: If the loss takes probabilities (`from_logits=False`).
-        """
+        """Configures training, as in Keras; the loss of a classifier must take logits."""
         if self.classifies:
             loss_of_logits(loss)
         optimizer = keras.optimizers.get(optimizer)

@@ -43,7 +43,8 @@ class Finetuner(Adapting):
     scored. A new classifier starts at zero (a `CosineDense`, which has no direction there,
     starts from its own initializer). Gradient steps stay in the span of the support
     features. The part of a random start outside this span would never be trained, but it
-    would affect queries. From zero the first step leads to the scores of class means.
+    would affect queries. From zero the first step leads to the scores of class means,
+    `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`.
 
     A finetuner is a learner for `evaluate`, and uses the model's current weights. It has no
     weights of its own: save `model`, or the finetuned network that `adapt` returns. Layers

@@ -135,11 +135,7 @@ class NeighborDictionary(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     def set_outputs(self, num_values: Any, task: str) -> None:
-        """Takes `num_values` and `task` from the head if they are `None`.
-
-        Raises:
-            ValueError: If either differs from the head's, or fixed values do not fit.
-        """
+        """Takes `num_values` and `task` from the head; raises unless they fit."""
         for name, own, given in (
             ("num_values", self.num_values, num_values),
             ("task", self.task, task),

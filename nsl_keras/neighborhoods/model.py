@@ -239,11 +239,7 @@ class MetaNeighborhoodModel(CheckedModel):
     def compile(
         self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Configures training with the arguments of `keras.Model.compile`.
-
-        Raises:
-            ValueError: If a classifier's loss takes probabilities (`from_logits=False`).
-        """
+        """Configures training, as in Keras; the loss of a classifier must take logits."""
         if self.task == "classification":
             loss_of_logits(loss)
         super().compile(optimizer, loss, *args, **kwargs)
@@ -388,9 +384,8 @@ class MetaNeighborhoodModel(CheckedModel):
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)
-        found: Neighbors = self._ranking(k, by).predict(
-            x, batch_size=batch_size, steps=steps, verbose=verbose
-        )
+        options = {"batch_size": batch_size, "steps": steps, "verbose": verbose}
+        found: Neighbors = self._ranking(k, by).predict(x, **options)
         return found
 
     def neighbors_of_batch(self, inputs: Any, k: int, by: str = "attention") -> Neighbors:

@@ -45,8 +45,9 @@ def add_similarity(
 ) -> keras.Model:
     """Returns a new model, not compiled, whose convolutions have a neural similarity.
 
-    The new model has the weights of `model` and, before training, its outputs: every `M`
-    starts at the identity. `model` itself does not change, and the two share no weights.
+    The new model, Sequential if `model` is, has the weights of `model` and, before
+    training, its outputs: every `M` starts at the identity. `model` itself does not change,
+    and the two share no weights.
 
     `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D` and the depthwise
     part of `SeparableConv2D` are converted, also in nested models and inside
