@@ -367,8 +367,8 @@ class MetaNeighborhoodModel(CheckedModel):
             verbose: See `keras.Model.predict`.
 
         Returns:
-            `nsl_keras.neighborhoods.explain.Neighbors` of NumPy arrays, which explains the
-            `output_changes`. The entry of largest attention (or effect) comes first.
+            `nsl_keras.neighborhoods.explain.Neighbors`, a class that explains its arrays.
+            The entry of largest attention (or effect) comes first.
 
         Raises:
             ValueError: For an invalid `k` or `by`, or if the model is not built.

@@ -220,11 +220,11 @@ def _warn_of_changes(layers: list[Any]) -> None:
 def _starts_at_identity(layer: Any) -> bool:
     form = layer.bilinear_form
     if layer.predictor is None:
-        matrix = ops.convert_to_numpy(form.similarity_matrix)
+        matrix = form.similarity_matrix
     else:
         recipe = getattr(layer.predictor, "predictor", layer.predictor)  # Shared or not.
         if not isinstance(getattr(recipe, "kind", None), str) or recipe.start != "identity":
             return False
-        parameters = ops.convert_to_tensor(form.identity)
-        matrix = ops.convert_to_numpy(form.similarity.matrix(parameters, form.taps))
+        matrix = form.similarity.matrix(ops.convert_to_tensor(form.identity), form.taps)
+    matrix = ops.convert_to_numpy(matrix)
     return np.allclose(matrix, np.eye(matrix.shape[-1]), atol=1e-6)

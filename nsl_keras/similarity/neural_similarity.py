@@ -141,11 +141,7 @@ class BilinearForm(keras.layers.Layer):
                 constraint=self.similarity.constraint,
                 autocast=False,
             )
-        if self.similarity.learn_shape:
-            self.shape_parameters = self.add_weight(
-                name="shape", shape=(self.taps,), initializer="ones", autocast=False
-            )
-        if self.predictor is not None:
+        else:
             self.identity = start
             context = predictors.LayerContext(
                 input_shape=input_shape,
@@ -158,6 +154,10 @@ class BilinearForm(keras.layers.Layer):
                 is_depthwise=len(filter_axes) > 1,
             )
             self._build_network(context)
+        if self.similarity.learn_shape:
+            self.shape_parameters = self.add_weight(
+                name="shape", shape=(self.taps,), initializer="ones", autocast=False
+            )
         nesting.pass_on_frozen(self)
 
     def _penalty(self, parameters: Any) -> Tensor:
@@ -450,9 +450,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         """Returns the `M(x)` that a dynamic layer uses at each position.
 
         The positions are those of the output, or of a transposed convolution's input.
-
-        Args:
-            inputs: Batch of the layer's inputs.
 
         Returns:
             Tensor of shape `(batch, *positions, T, T)`, without `D`; every size of
