@@ -163,7 +163,6 @@ def episode_shapes(
 
     Labels may have any shape for `label_shape=None`.
     """
-
     if len(input_shape) == 3 and all(
         isinstance(each, (tuple, list)) and len(each) >= 2 for each in input_shape
     ):

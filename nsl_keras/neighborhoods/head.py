@@ -251,10 +251,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return self._finetuning.weights(*self.dictionary.look_up(queries, kept=kept))
 
     def neighbors(self, features: Tensor, k: int = 5, by: str = "attention") -> Neighbors:
-        """Returns `k` dictionary entries of each example, as `Neighbors`.
-
-        Arguments are those of `MetaNeighborhoodModel.neighbors`.
-        """
+        """Returns `k` entries per example, as `MetaNeighborhoodModel.neighbors` does."""
         self.require_ranking(k, by)
         queries = ops.cast(features, self._precision)
         entries, attention = self.dictionary.look_up(queries)

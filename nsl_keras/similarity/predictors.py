@@ -64,6 +64,11 @@ class LayerContext:
     is_depthwise: bool
 
     @property
+    def channels(self) -> int:
+        """The number of channels, or features, of the input."""
+        return self.input_shape[self.channel_axis]
+
+    @property
     def outputs(self) -> int:
         """The number of parameters of `M`."""
         return self.identity.size
@@ -89,8 +94,8 @@ class LayerContext:
         network = keras.Sequential(layers, name=name)
         network.dtype_policy = self.dtype  # Else it would cast to the global policy.
         network.supports_masking = True  # Its layers do; else Keras warns of a mask.
-        shape = [None] * len(self.input_shape)
-        shape[self.channel_axis] = self.input_shape[self.channel_axis]
+        shape: list[Any] = [None] * len(self.input_shape)
+        shape[self.channel_axis] = self.channels
         network.build(tuple(shape))
         return network
 

@@ -95,7 +95,7 @@ def _text(value: str | int | None) -> str:
 
 
 def summary(model: keras.Model) -> ModelSummary:
-    """Returns the similarities in a model, and their cost.
+    """Returns the similarities in a model, and their cost, as a `ModelSummary`.
 
     The result prints as a table with one row per layer that has a similarity. It counts the
     multiply-adds of one example in convolutions, dense and recurrent layers, predictors,
@@ -106,10 +106,6 @@ def summary(model: keras.Model) -> ModelSummary:
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` whose
             backbone is such a model.
-
-    Returns:
-        A `ModelSummary`, with the figures as attributes. Multiply-adds that depend on an
-        unknown size are `None`.
 
     Raises:
         ValueError: If the model is subclassed or not built.
