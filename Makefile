@@ -11,12 +11,11 @@ BACKEND := $(shell \
 	elif [ "$$(uname -s)" = Darwin ]; then echo tensorflow; \
 	else echo tensorflow-cpu; fi)
 
-# Layers of .venv, each on top of the one before: extras of pyproject.toml.
+# What .venv holds, each with the extras of pyproject.toml below: more hold less too.
+MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.installed-$(BACKEND)
 TEST := $(VENV)/.installed-test
 DEV := $(VENV)/.installed-dev
-INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check \
-	--constraint=requirements/constraints.txt --editable
 
 # Two processes; the one that is done first takes over tests of the other.
 PYTEST := -m pytest --numprocesses=2 --dist=worksteal
@@ -68,23 +67,25 @@ PYTHONS ?= $(PYTHON)
 packages:
 	$(PYTHON) tools/packages.py --keep=dist $(addprefix --python=,$(PYTHONS))
 
-$(RUNTIME): pyproject.toml requirements/constraints.txt
+$(MADE): pyproject.toml requirements/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
 	sys.exit(None if (3, 11) <= v <= (3, 13) else \
 	"nsl_keras needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d: " % v + \
 	"name another with PYTHON=...")'
-	@echo "Setting up $(VENV) with $(BACKEND): a minute or more, the first time only."
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) ".[$(BACKEND),demo]"
 	@touch $@
 
-$(TEST): $(RUNTIME)
-	@echo "Adding what the tests need to $(VENV), the first time only."
-	@$(INSTALL) ".[test]"
-	@touch $@
+$(RUNTIME): EXTRAS := demo
+$(TEST): EXTRAS := demo,test
+$(TEST): HELD := $(RUNTIME)
+$(DEV): EXTRAS := demo,dev
+$(DEV): HELD := $(RUNTIME) $(TEST)
 
-$(DEV): $(TEST)
-	@echo "Adding what documentation and examples need to $(VENV), the first time only."
-	@$(INSTALL) ".[dev]"
-	@touch $@
+# pip would compile in one process, and the tests of all packages too.
+$(RUNTIME) $(TEST) $(DEV): $(MADE)
+	@echo "Installing $(BACKEND),$(EXTRAS) in $(VENV): a minute or more, the first time only."
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile \
+		--constraint=requirements/constraints.txt --editable ".[$(BACKEND),$(EXTRAS)]"
+	@$(PY) -m compileall -qq --workers=0 -x /tests/ $(VENV)/lib || true
+	@touch $(HELD) $@
