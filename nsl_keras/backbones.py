@@ -120,6 +120,9 @@ def cnn9(
     Returns:
         A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
 
+    Raises:
+        ValueError: If the images are too small or `filters` is invalid.
+
     Example:
 
     >>> import functools

@@ -32,7 +32,7 @@ class EntryStatistics(_NeighborhoodCallback):
     """Logs, after each epoch, how the dictionary of neighbors is used on some examples.
 
     From the attention weights `w_j(x)`, without dropout, and their mean `u_j` over the
-    examples, the callback, an addition to the paper, adds to the epoch's logs
+    examples, the callback adds to the epoch's logs
 
         attention_entropy    mean over x of  - sum_j w_j(x) log w_j(x)
         usage_entropy        - sum_j u_j log u_j
@@ -68,6 +68,9 @@ class EntryStatistics(_NeighborhoodCallback):
     >>> history = model.fit(x, y, callbacks=[statistics], verbose=0)
     >>> sorted(history.history)
     ['attention_entropy', 'dead_entries', 'loss', 'usage_entropy']
+
+    Reference:
+        The weights: Meta-Neighborhoods (Shan et al., NeurIPS 2020), Eq. (5).
     """
 
     def __init__(self, x: Any) -> None:
@@ -99,10 +102,9 @@ class DictionaryInitializer(_NeighborhoodCallback):
     """Sets a dictionary's entries to training examples, before an epoch of `fit`.
 
     The callback calls `MetaNeighborhoodModel.initialize_from`, and training continues from
-    these entries. (In the paper they start at random.) If `fit` ends before that epoch, the
-    entries stay as they are and a warning says so. An optimizer that averages weights
-    (`use_ema=True`) mixes the earlier entries into its average, so train a few hundred more
-    steps afterwards.
+    these entries. If `fit` ends before that epoch, the entries stay as they are and a
+    warning says so. An optimizer that averages weights (`use_ema=True`) mixes the earlier
+    entries into its average, so train a few hundred more steps afterwards.
 
     Args:
         x: Inputs, as for `fit`, with at least as many examples as entries. A data set is
@@ -127,6 +129,9 @@ class DictionaryInitializer(_NeighborhoodCallback):
     >>> x, y = keras.random.normal((32, 8), seed=0), keras.ops.arange(32) % 3
     >>> start = nsl_keras.callbacks.DictionaryInitializer(x, y, epochs=1, seed=0)
     >>> history = model.fit(x, y, epochs=2, callbacks=[start], verbose=0)
+
+    Reference:
+        In Meta-Neighborhoods (Shan et al., NeurIPS 2020), entries start at random.
     """
 
     def __init__(

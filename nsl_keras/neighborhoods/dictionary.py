@@ -345,6 +345,9 @@ class NeighborDictionary(keras.layers.Layer):
             queries: Tensor of shape `(batch, features)`.
             kept: Boolean tensor of shape `(batch, num_neighbors)` or `(1, num_neighbors)`,
                 the entries that take part; `None` for all.
+
+        Raises:
+            ValueError: If the dictionary is not built yet.
         """
         validation.built(self, "attention")
         return self.look_up(at_least_float32(queries), kept=kept)[1]

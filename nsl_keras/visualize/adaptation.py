@@ -60,6 +60,9 @@ def plot_adaptation(
     >>> x = np.random.default_rng(0).normal(size=(30, 6)).astype("float32")
     >>> model.build(x.shape)
     >>> figure = nsl_keras.visualize.plot_adaptation(model, x[0], k=4)
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).
     """
     batch = data.map_arrays(lambda part: part[None], data.gather(example)[0])
     validation.built(model, "plot_adaptation")

@@ -47,6 +47,9 @@ def plot_dynamic_similarity(
     >>> model = nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution=dynamic)
     >>> image = np.random.default_rng(0).random((8, 8, 1))
     >>> figure = nsl_keras.visualize.plot_dynamic_similarity(model, image)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3, Eq. (3).
     """
     batch = data.map_arrays(lambda part: part[None], data.gather(image)[0])
     picture = figures.require_images(batch, "image")[0]

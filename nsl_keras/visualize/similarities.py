@@ -45,6 +45,9 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
     >>> model = nsl_keras.backbones.convnet4(
     ...     (8, 8, 1), convolution=nsl_keras.layers.NeuralSimilarityConv2D)
     >>> figure = nsl_keras.visualize.plot_similarities(model)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 and 3.5.
     """
     panels = [
         (f"{_title_of(part, model)}\n{caption}", numbers, changes)
