@@ -21,7 +21,7 @@ from nsl_keras.similarity.neural_similarity import BilinearForm, WithSimilarity
 
 
 class SimilarityCell(WithSimilarity):
-    """Private mixin, in front of one of Keras's recurrent cells."""
+    """Private mixin: gives `M_x x` and `M_h h` to the Keras cell behind it."""
 
     plain: type[keras.layers.Layer]
     # Read-only: the `BilinearForm` of each kernel holds them.
