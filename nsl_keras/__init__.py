@@ -30,9 +30,7 @@ from nsl_keras import predictors as predictors
 from nsl_keras import regularizers as regularizers
 from nsl_keras import similarities as similarities
 from nsl_keras import visualize as visualize
-from nsl_keras.neighborhoods.model import (
-    MetaNeighborhoodModel as MetaNeighborhoodModel,
-)
+from nsl_keras.neighborhoods.model import MetaNeighborhoodModel as MetaNeighborhoodModel
 from nsl_keras.training.checks import NonFiniteLossError as NonFiniteLossError
 from nsl_keras.version import __version__ as __version__
 

@@ -9,11 +9,7 @@ from typing import Any
 import keras
 
 from nsl_keras import configs, rewiring
-from nsl_keras.few_shot.functional import (
-    FunctionalModel,
-    classifier_of,
-    effective_policy,
-)
+from nsl_keras.few_shot.functional import FunctionalModel, classifier_of, effective_policy
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.training.normalization import from_keras
 

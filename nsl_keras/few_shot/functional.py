@@ -165,10 +165,8 @@ class FunctionalModel:
     ) -> tuple[Tensor, BatchStatistics]:
         """Returns the outputs, in float32 or wider, and statistics of batch norms.
 
-        Args:
-            values: Values of the `variables`.
-            examples: A batch of examples.
-            given: Statistics to normalize by, in place of the batch's.
+        The `values` are those of the `variables`; batch norms normalize by `given`
+        statistics or, without them, by those of the examples.
         """
         # Every variable needs a value: the scope hides outer scopes. The last value wins.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]

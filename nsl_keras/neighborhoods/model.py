@@ -156,10 +156,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     @classmethod
     def from_classifier(
-        cls,
-        model: keras.Model,
-        dictionary: NeighborDictionary | int = 1000,
-        **options: Any,
+        cls, model: keras.Model, dictionary: NeighborDictionary | int = 1000, **options: Any
     ) -> MetaNeighborhoodModel:
         """Returns a built model whose head is the last dense layer of a trained model.
 
@@ -393,11 +390,7 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.neighborhood.neighbors(self.features(inputs), k, by)
 
     def nearest_examples(
-        self,
-        x: Any,
-        batch_size: int = 128,
-        steps: int | None = None,
-        verbose: Any = 0,
+        self, x: Any, batch_size: int = 128, steps: int | None = None, verbose: Any = 0
     ) -> np.ndarray:
         """Returns the number of the example nearest to each entry, by the key metric.
 

@@ -39,10 +39,7 @@ class SimilarityConvolution(NeuralSimilarity):
     def product_of(self, kernel: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
         """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`.
 
-        Args:
-            kernel: The kernel, in the dtype of the rows or a wider one.
-            parameters: The parameters of `M(x)`, from `BilinearForm.parameters`.
-            rows: The inputs, channels last.
+        The parameters are those of `M(x)`; rows are the inputs, with the channels last.
         """
         weighted = self.weighted_windows(parameters, rows)
         weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), rows.dtype)

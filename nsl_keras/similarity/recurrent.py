@@ -113,10 +113,7 @@ def _without_state(predictor: Any) -> Any:
 
 
 def applied(
-    form: BilinearForm,
-    vectors: Tensor,
-    training: bool | None,
-    seen: Tensor | None = None,
+    form: BilinearForm, vectors: Tensor, training: bool | None, seen: Tensor | None = None
 ) -> Tensor:
     """Returns `M v`, with `M` predicted from `seen` (default `v`)."""
     parameters = form.parameters(vectors if seen is None else seen, training)
