@@ -79,8 +79,8 @@ def maml():
     return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=2)
 
 
-def train(strategy, make, x=images, y=labels, rate=0.002, batch=BATCH, **options):
-    """Trains for two epochs, and reports all."""
+def fit(strategy, make, x, y, batch, rate=0.002, callbacks=(), **options):
+    """A model after two epochs, and what `fit` returns."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = make()
@@ -90,25 +90,28 @@ def train(strategy, make, x=images, y=labels, rate=0.002, batch=BATCH, **options
             metrics=["accuracy"],
         )
     options |= {"batch_size": batch, "shuffle": False, "verbose": 0}
+    return model, model.fit(x, y, epochs=2, callbacks=list(callbacks), **options)
+
+
+def weights_of(model):
+    weights = [each for each in model.variables if "seed" not in each.path]
+    return np.concatenate([np.ravel(each.numpy()) for each in weights]).tolist()
+
+
+def train(strategy, make, x=images, y=labels, **options):
+    """Trains, and reports all."""
     losses = []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"]))
     )
-    history = model.fit(
-        x, y, epochs=2, callbacks=[record], validation_data=(x, y), **options
-    ).history
+    options |= {"callbacks": [record], "validation_data": (x, y)}
+    model, found = fit(strategy, make, x, y, BATCH, **options)
     return {
         "losses": losses,
-        **history,
-        "evaluation": model.evaluate(x, y, batch_size=batch, verbose=0),
-        "predictions": model.predict(x, batch_size=batch, verbose=0).ravel().tolist(),
-        "weights": np.concatenate(
-            [
-                np.ravel(keras.ops.convert_to_numpy(each))
-                for each in model.variables
-                if "seed" not in each.path
-            ]
-        ).tolist(),
+        **found.history,
+        "evaluation": model.evaluate(x, y, batch_size=BATCH, verbose=0),
+        "predictions": model.predict(x, batch_size=BATCH, verbose=0).ravel().tolist(),
+        "weights": weights_of(model),
     }
 
 
@@ -122,8 +125,8 @@ if not WORKERS:  # Plain models of Keras fail with them.
 
 def uneven(strategy, **options):
     """Weights after batches of seven, of which one replica takes four."""
-    options |= {"x": images[:7].reshape(7, -1), "y": labels[:7], "batch": 7}
-    return train(strategy, linear, **options)["weights"]
+    given = images[:7].reshape(7, -1), labels[:7]
+    return weights_of(fit(strategy, linear, *given, batch=7, **options)[0])
 
 
 def drawn():

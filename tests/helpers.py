@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from nsl_keras.backend import gradients_of
+from nsl_keras.backend import compiled, gradients_of
 
 ROOT = pathlib.Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
@@ -102,7 +102,9 @@ def gradients(function, inputs, variables=()):
             return function(*at[:count]), None
 
     at = [ops.convert_to_tensor(each) for each in (*inputs, *variables)]
-    return gradients_of(scalar, at)[0]
+    found = lambda at: gradients_of(scalar, at)[0]  # noqa: E731
+    # JAX takes longer to compile each operation.
+    return found(at) if IS_TENSORFLOW else compiled(found, jit_compile=True)(at)
 
 
 def second_derivatives(function, inputs, variables):

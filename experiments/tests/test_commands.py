@@ -236,7 +236,7 @@ def test_smaller_commands_write_tables_and_pictures(
     module, flags, row, picture, tmp_path, one_thread, request
 ):
     # The steps of others take longer than their tracing.
-    if not module.startswith(("image_classification", "few_shot")):
+    if not module.startswith("few_shot"):
         request.getfixturevalue("eager")
     rng = np.random.default_rng(0)
     arrays = {}

@@ -46,7 +46,7 @@ def blobs(shots, queries, seed):
     "kind",
     ["centroid", "neighborhood", pytest.param("finetuner", marks=pytest.mark.long)],
 )
-def test_probabilities_are_about_as_large_as_the_accuracy(kind):
+def test_probabilities_are_about_as_large_as_the_accuracy(kind, eager):
     inputs = keras.Input((8,))
     backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
     network = keras.Model(inputs, keras.layers.Dense(3)(inputs))

@@ -168,6 +168,7 @@ def test_the_model_stays_as_it_is_and_its_weights_are_followed():
     np.testing.assert_allclose(after, again, rtol=0, atol=1e-6)
 
 
+@eager
 @pytest.mark.parametrize(
     "options",
     [
