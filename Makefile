@@ -36,8 +36,10 @@ test: $(TEST)
 	$(PY) $(PYTEST) -m "not long"
 
 # The examples and their tables, notebooks, documentation, other processes and devices, JAX.
+# A third process has what the others leave while they wait for servers and for workers.
 test-long: $(DEV)
-	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA))) $(PY) $(PYTEST) -m long $(TESTS)
+	$(if $(DATA),NSL_KERAS_DATA_DIR=$(abspath $(DATA))) \
+		$(PY) $(PYTEST) --numprocesses=3 -m long $(TESTS)
 	KERAS_BACKEND=jax $(PY) $(PYTEST) -m jax
 
 # The same tests as `make test` with the lowest and with the latest versions of the metadata,

@@ -241,8 +241,8 @@ def test_smaller_commands_write_tables_and_pictures(
     rng = np.random.default_rng(0)
     arrays = {}
     for number, part in enumerate(("train", "validation", "test")):
-        arrays[f"{part}_images"] = rng.integers(0, 255, (40, 16, 16, 3), "uint8")
-        arrays[f"{part}_labels"] = np.arange(40) % 20 + 20 * number
+        arrays[f"{part}_images"] = rng.integers(0, 255, (20, 16, 16, 3), "uint8")
+        arrays[f"{part}_labels"] = np.arange(20) + 20 * number
     np.savez(tmp_path / "images.npz", **arrays)
     flags = [flag.format(folder=tmp_path) for flag in flags]
     assert row in run_well(f"experiments.{module}", *flags, *folders(tmp_path))
