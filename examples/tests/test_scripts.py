@@ -25,6 +25,7 @@ def run(capfd, monkeypatch, one_thread):
     def script(name, *flags):
         path = ROOT / "examples" / f"{name}.py"
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, flags)])
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # For processes that it starts.
         runpy.run_path(str(path), run_name="__main__")
         return capfd.readouterr().out
 
@@ -106,8 +107,8 @@ def test_several_devices():
     assert numbers(r"largest difference of a weight: (\S+)", printed)[0] < 1e-4
 
 
-def test_resume_after_kill():
-    printed = run_alone("resume_after_kill", "--epochs=2")
+def test_resume_after_kill(run):
+    printed = run("resume_after_kill", "--epochs=2")
     begins = re.findall(r"begins at epoch (\d)", printed)
     assert begins == ["0", "0", "1"]
     assert "exit status -9" in printed
