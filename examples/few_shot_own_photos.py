@@ -81,7 +81,7 @@ def main():
     classifier = learner.adapt(photos, labels, dataset.class_names)
     classifier.save(output / "classifier.keras")
     any_size = keras.Input((None, None, photos.shape[-1]), dtype="uint8")
-    pixels = keras.ops.cast(any_size, "float32")  # `Resizing` may round bytes.
+    pixels = keras.ops.cast(any_size, "float32")  # Else `Resizing` may round.
     resize = keras.Model(any_size, keras.layers.Resizing(*size)(pixels))
     path, photos = output / "served" / "1", photos.astype("uint8")
     nsl_keras.export.save_model(classifier, path, preprocessing=resize, examples=photos)

@@ -1,4 +1,4 @@
-"""Makes an ordinary Keras model from a few labeled examples: `adapt`."""
+"""Makes a Keras model from a few labeled examples: `adapt`."""
 
 from __future__ import annotations
 
