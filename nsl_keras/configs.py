@@ -76,7 +76,7 @@ def named(
         found = kinds[identifier]()
     elif isinstance(identifier, dict):
         found = keras.saving.deserialize_keras_object(identifier)
-    demand = f"one of {', '.join(map(repr, kinds))}, or {others}"
+    demand = f"one of {', '.join(map(repr, kinds))}, {others}"
     validation.require(isinstance(found, allowed), argument, demand, identifier)
     return found
 

@@ -343,7 +343,9 @@ class Sparse(Similarity):
 
     def __init__(self, nonzeros: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.nonzeros = validation.positive_integer_or_none(nonzeros, "nonzeros")
+        self.nonzeros = validation.optional(
+            validation.positive_integer, nonzeros, "nonzeros"
+        )
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
         demand = f"at most {matrix.size}, the number of entries of `M`"
@@ -418,5 +420,5 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     >>> type(nsl_keras.similarities.get("diagonal")).__name__
     'Diagonal'
     """
-    others = "a `nsl_keras.similarities.Similarity`"
+    others = "or a `nsl_keras.similarities.Similarity`"
     return configs.named(identifier, "similarity", KINDS, Similarity, others)

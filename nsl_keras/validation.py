@@ -48,11 +48,6 @@ def positive_integer(value: Any, name: str) -> int:
     return int(value)
 
 
-def positive_integer_or_none(value: Any, name: str) -> Any:
-    """Returns `value` as an int of at least 1, or `None` for `None`."""
-    return None if value is None else positive_integer(value, name)
-
-
 def non_negative_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 0."""
     require(_is_integer(value, 0), name, "an integer of at least 0", value)
@@ -115,7 +110,7 @@ def finite(array: Any, name: str) -> None:
         first = tuple(int(each) for each in np.argwhere(wrong)[0])
         raise ValueError(
             f"`{name}` must be finite. Received: {wrong.sum()} NaN or infinite entries, "
-            f"the first at index {first}."
+            f"the first at index {first}"
         )
 
 
@@ -178,7 +173,7 @@ def built(layer: Any, what: str) -> None:
     """Raises unless a layer is built."""
     if not layer.built:
         raise ValueError(
-            f"`{what}` needs a built layer or model. Call it on data first, or "
+            f"`{what}` needs a built layer or model. Call the layer on data first, or "
             f"call its `build(input_shape)`. Received: unbuilt {layer.name!r}"
         )
 

@@ -48,9 +48,9 @@ else:
     from nsl_keras.backend.jax import *  # noqa: F403
     from nsl_keras.backend.jax import BackendTensor, map_in_loop, on_cpu, sum_in_loop
 
-#: In a chunk of `map_chunks` on a CPU: elements of the largest tensors, which the caches
-#: should hold, and entries.
+#: Elements of the largest tensors in a chunk of `map_chunks`, which a CPU's caches hold.
 ELEMENTS = 600_000
+#: The most entries in a chunk.
 LARGEST_CHUNK = 16
 
 #: What layers and functions compute with: a tensor of the backend, or a symbolic tensor.

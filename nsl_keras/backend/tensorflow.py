@@ -19,10 +19,7 @@ GradientTape = tf.GradientTape
 def gradients_of(
     function: Callable[[list[Any]], tuple[Any, Any]], at: Sequence[Any]
 ) -> tuple[list[Any], Any]:
-    """Returns the gradients of a scalar function, themselves differentiable.
-
-    Rematerialization stops all tapes while it runs a function the first time.
-    """
+    """Returns the gradients of a scalar function, themselves differentiable."""
     at = [tf.convert_to_tensor(tensor) for tensor in at]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(at)
@@ -148,10 +145,8 @@ def _recomputed(
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(at)
                     outputs = tf.nest.flatten(function(*at))
-                found = tape.gradient(
-                    *(outputs, at, list(upstream_of(upstream, index))),
-                    tf.UnconnectedGradients.ZERO,
-                )
+                outer = list(upstream_of(upstream, index))
+                found = tape.gradient(outputs, at, outer, tf.UnconnectedGradients.ZERO)
                 pairs = zip(of_chunks, found[number:], strict=True)
                 written = [array.write(index, each) for array, each in pairs]
                 return index + 1, _added(of_shared, found[:number]), written

@@ -138,8 +138,8 @@ class MAML(EpisodicLearner):
         )
         self.inner_learning_rate = self.rate.initial
         self.first_order = first_order
-        self.test_inner_steps = validation.positive_integer_or_none(
-            test_inner_steps, "test_inner_steps"
+        self.test_inner_steps = validation.optional(
+            validation.positive_integer, test_inner_steps, "test_inner_steps"
         )
         named = isinstance(inner_variables, str)
         self.inner_variables = inner_variables if named else [*inner_variables]

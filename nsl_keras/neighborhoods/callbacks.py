@@ -154,7 +154,7 @@ class DictionaryInitializer(_NeighborhoodCallback):
         if self._epoch < self.epochs:
             warnings.warn(
                 "`DictionaryInitializer` did not set the entries, because training ended "
-                f"within its first {self.epochs} epochs. Received: epochs={self.epochs}",
+                f"before epoch {self.epochs}, counted from 0.",
                 stacklevel=2,
             )
 

@@ -105,7 +105,9 @@ class NeighborDictionary(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_neighbors = validation.positive_integer(num_neighbors, "num_neighbors")
-        self.num_values = validation.positive_integer_or_none(num_values, "num_values")
+        self.num_values = validation.optional(
+            validation.positive_integer, num_values, "num_values"
+        )
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
         self.learn_temperature = learn_temperature
@@ -116,8 +118,8 @@ class NeighborDictionary(keras.layers.Layer):
             self.fixed_values = self._checked(fixed_values, "fixed_values").tolist()
             self.num_values = len(self.fixed_values[0])
         self.dropout = validation.fraction(dropout, "dropout")
-        #: The number of entries left out; 100 * 0.29 is a little less than 29.
-        share = math.floor(round(num_neighbors * dropout, 6))
+        share = math.floor(round(num_neighbors * dropout, 6))  # 100 * 0.29 is below 29.
+        #: The number of entries left out.
         self.num_dropped = min(share, num_neighbors - 1)
         scopes = ("example", "batch")
         self.dropout_scope = validation.one_of(dropout_scope, scopes, "dropout_scope")

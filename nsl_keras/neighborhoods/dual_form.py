@@ -87,7 +87,7 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
 
 
 def may_have_stages(head: keras.layers.Layer) -> bool:
-    """Whether `stages_of` a head, which may not be built yet, knows its layers."""
+    """Whether `stages_of` knows the layers of a head that may not be built yet."""
     known = (CosineDense, keras.layers.Dense, keras.layers.Activation, *_ACTIVATION_LAYERS)
     return all(type(layer) in known for layer in layers_of(head))
 

@@ -139,7 +139,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.inner_learning_rate = self.rate.initial
         self.learning_rate_form = self.rate.form
         self.dictionary = dictionary
-        self.chunk_size = validation.positive_integer_or_none(chunk_size, "chunk_size")
+        self.chunk_size = validation.optional(
+            validation.positive_integer, chunk_size, "chunk_size"
+        )
         self.task = validation.one_of(task, LOSSES, "task")
         loops = ("auto", "dual", "tape")
         self.inner_loop = validation.one_of(inner_loop, loops, "inner_loop")

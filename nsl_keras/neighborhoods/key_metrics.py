@@ -145,5 +145,5 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     >>> type(nsl_keras.key_metrics.get("cosine")).__name__
     'Cosine'
     """
-    others = "a `nsl_keras.key_metrics.KeyMetric`"
+    others = "or a `nsl_keras.key_metrics.KeyMetric`"
     return configs.named(identifier, "metric", _BY_NAME, KeyMetric, others)

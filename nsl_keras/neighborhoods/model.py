@@ -250,7 +250,7 @@ class MetaNeighborhoodModel(CheckedModel):
             validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
         if not self.built:
             shapes = data.map_arrays(lambda each: (None, *np.shape(each)[1:]), x)
-            with variable_scope(self):
+            with variable_scope(self):  # The head knows the number of classes then.
                 self.build(shapes)
         if y is not None:
             self.dictionary.require_targets(y)

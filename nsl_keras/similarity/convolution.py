@@ -27,8 +27,9 @@ class SimilarityConvolution(NeuralSimilarity):
         rows = ops.moveaxis(inputs, self.channel_axis, -1)
         parameters = self.bilinear_form.parameters(inputs, training)
         if training:
-            # A few examples at a time, and anew for the gradient: `M(x) x` has the input's
-            # size times the number of taps. Chunks add to the kernel's gradient in float32.
+            # Anew for the gradient, and on CPUs a few examples at a time: `M(x) x` has the
+            # input's size times the number of taps. Chunks add to the kernel's gradient in
+            # float32.
             size = math.prod(ops.shape(rows)[1:]) * self.bilinear_form.taps
             shared, entries = [at_least_float32(kernel)], [parameters, rows]
             outputs = map_chunks(self.product_of, shared, entries, size)

@@ -68,7 +68,7 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
 
     def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        size = validation.positive_integer_or_none(block_size, "block_size")
+        size = validation.optional(validation.positive_integer, block_size, "block_size")
         self.bilinear_form.block_size = size
 
     def call(  # type: ignore[override]

@@ -68,7 +68,9 @@ class BilinearForm(keras.layers.Layer):
         super().__init__(**kwargs)
         self.similarity = similarities.get(similarity)
         self.predictor = predictors.get(predictor)
-        self.block_size = validation.positive_integer_or_none(block_size, "block_size")
+        self.block_size = validation.optional(
+            validation.positive_integer, block_size, "block_size"
+        )
         self.network: Any = None
         self.similarity_parameters = None
         self.shape_parameters = None
@@ -142,7 +144,7 @@ class BilinearForm(keras.layers.Layer):
                 autocast=False,
             )
         else:
-            self.identity = start
+            self.identity = start  # `_require_predictable` refused all other starts.
             context = predictors.LayerContext(
                 input_shape=input_shape,
                 identity=start,

@@ -210,8 +210,8 @@ class SimilarityPredictor:
     def __post_init__(self) -> None:
         if not callable(self.kind):
             validation.one_of(self.kind, KINDS, "kind")
-        validation.positive_integer_or_none(self.width, "width")
-        validation.positive_integer_or_none(self.downsampling, "downsampling")
+        validation.optional(validation.positive_integer, self.width, "width")
+        validation.optional(validation.positive_integer, self.downsampling, "downsampling")
         validation.one_of(self.start, ("identity", "published"), "start")
 
     def network(self, context: LayerContext) -> keras.Sequential:
@@ -293,18 +293,18 @@ class SimilarityPredictor:
         """
         _, geometry = self._geometries(context)
         published = self.start == "published"
-        start = None if published or self.residual else context.identity.reshape(-1)
+        shift = None if published or self.residual else context.identity.reshape(-1)
         scales = self._batch_norms(
-            context, "output", "ones" if published else "zeros", batch_normalized, start
+            context, "output", "ones" if published else "zeros", batch_normalized, shift
         )
         initializer = small_normal(0.001)
         if not published and not scales:
             if normalize in ("both", "kernel"):
                 # A cosine with a kernel of zeros would be large after the first step.
-                scales = [_scale(context, start)]
+                scales = [_scale(context, shift)]
             else:
                 initializer = keras.initializers.Zeros()
-        bias = None if scales else start
+        bias = None if scales else shift
         layer = self._layer(
             context, "output", context.outputs, geometry, normalize, initializer, bias
         )

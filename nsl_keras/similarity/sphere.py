@@ -90,14 +90,14 @@ class Sphere(FloatKernel):
 
     def product(self, inputs: Tensor, training: bool | None) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
-        if self.normalize != "input":
+        if self.normalize in ("both", "kernel"):
             # SphereNet: cos(W, x); before the product, which half precision might not hold.
             kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         outputs = at_least_float32(outputs)
-        if self.normalize != "kernel":
+        if self.normalize in ("both", "input"):
             # Not a quotient, whose gradient takes more passes.
-            outputs = outputs * self.inverse_norms(inputs)  # SphereNet: cos(W, x)
+            outputs = outputs * self.inverse_norms(inputs)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:

@@ -107,7 +107,7 @@ def _dynamic_layer(network: Any, name: str | None) -> Any:
         for each in network.layers
         if getattr(each, "predictor", None) is not None and getattr(each, "rank", 0) == 2
     }
-    known = ", ".join(map(repr, found)) or "there are none"
-    demand = f"a dynamic two-dimensional convolution of the model: {known}"
-    validation.require(found and name in (None, *found), "layer", demand, name)
+    demand = "a model with a dynamic two-dimensional convolution"
+    validation.require(found, "model", demand, network.name)
+    validation.one_of(name, (None, *found), "layer")
     return next(iter(found.values())) if name is None else found[name]

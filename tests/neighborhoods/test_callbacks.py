@@ -78,7 +78,9 @@ def test_entries_stay_where_training_is_resumed(tmp_path):
 def test_no_entry_is_set_after_the_last_epoch(trained):
     """The validated model is the one that `fit` returns; a warning says what is missing."""
     model, start = make_model(), DictionaryInitializer(*FEW, epochs=trained)
-    with pytest.warns(UserWarning, match=f"did not set the entries.*epochs={trained}"):
+    with pytest.warns(
+        UserWarning, match=f"did not set the entries.*before epoch {trained},"
+    ):
         history = model.fit(
             *FEW, epochs=trained, validation_data=FEW, verbose=0, callbacks=[start]
         )

@@ -247,7 +247,7 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         ({"groups": 2, **DYNAMIC}, "`groups` must be 1 .*groups=2, predictor="),
         (
             {"predictor": "other"},
-            "must be one of 'sphere', 'full_sphere', 'cnn', or.*'other'",
+            "must be one of 'sphere', 'full_sphere', 'cnn', a `Sim.*'other'",
         ),
         ({"predictor": np.ones(3)}, "`predictor` must be one of .*predictor=array"),
         *(

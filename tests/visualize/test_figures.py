@@ -86,10 +86,10 @@ test_errors = refusing(
     (picture("similarities", model=plain_model), "`model` must have static .*neither"),
     (
         picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
-        "`layer` must be .*: 'seen'.*layer='other'",
+        "`layer` must be one of None, 'seen'.*layer='other'",
     ),
     (
         picture("dynamic_similarity", IMAGES[0], model=plain_model),
-        "there are none. Received: layer=None",
+        "`model` must be a model with a dynamic",
     ),
 )
