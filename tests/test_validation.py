@@ -114,7 +114,7 @@ def not_finite(bad, dtype):
 
 INFINITE = (
     "`images` must be finite. Received: 4 NaN or infinite entries, the first at index "
-    "(0, 0, 1)."
+    "(0, 0, 1)"
 )
 CLASSES = (
     "`y` must hold classes 0 to 2. Received: 2 labels outside, the first at index 1: 3"
