@@ -266,7 +266,7 @@ The records: [`results/{file}`]({FILES}/{file}).
 </details>"""
 
 
-_TEN_EPOCHS = "convnet4_12-48-96-96_cifar10_10000_780"
+_MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
     "demo": lambda: _shown(experiments.demo.table.section(RESULTS, "digits"), "demo.jsonl"),
@@ -291,8 +291,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
     "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
-    "inner_steps": lambda: _image_classification(_TEN_EPOCHS, 4, experiment="A.5"),
-    "classifiers": lambda: _image_classification(_TEN_EPOCHS, 3, experiment="A.6"),
+    "inner_steps": lambda: _image_classification(_MNIST, 5, experiment="A.5"),
+    "classifiers": lambda: _image_classification(_MNIST, 4, experiment="A.6"),
     "converged": _converged,
     "regression": lambda: _shown(
         experiments.regression.table.section(RESULTS), "regression.jsonl"
