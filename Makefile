@@ -84,7 +84,8 @@ $(TEST): HELD := $(RUNTIME)
 $(DEV): EXTRAS := demo,dev
 $(DEV): HELD := $(RUNTIME) $(TEST)
 
-# pip would compile in one process, and the tests of all packages too.
+# pip would compile in one process, and the tests of all packages too. Some packages hold
+# templates that do not compile, which fails here and harms nothing.
 $(RUNTIME) $(TEST) $(DEV): $(MADE)
 	@echo "Installing $(BACKEND),$(EXTRAS) in $(VENV): a minute or more, the first time only."
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile \
