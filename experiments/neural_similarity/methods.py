@@ -41,6 +41,8 @@ class Method:
     #: Predictors' share of the learning rate, and whether their kernels are penalized.
     predictor_rate: float = 1.0
     predictor_penalty: bool = True
+    #: The share of the steps in which the learning rate rises, if not the recipe's.
+    warmup: float | None = None
 
 
 def _of(title: str, layer: type[keras.layers.Layer], **options: Any) -> Method:
@@ -83,8 +85,23 @@ _LEARNED_SHAPE: dict[str, Any] = {
 BOUNDED: dict[str, Any] = {"batch_normalization": False, "start": "published"}
 
 
-def _uns(what: str, **changes: Any) -> Method:
-    made = _nsn("UNS", "sphere", what, downsampling=2)
+@keras.saving.register_keras_serializable("experiments")
+def tenth_of_sphere(
+    recipe: nsl_keras.predictors.SimilarityPredictor, context: Any
+) -> list[keras.layers.Layer]:
+    """The layers of `"sphere"`, unless `M` is diagonal, and a tenth of what they return."""
+    return [
+        *recipe.hidden(context, normalize="input"),
+        keras.layers.ReLU(),
+        *recipe.output(context),
+        keras.layers.Rescaling(0.1),
+    ]
+
+
+def _uns(
+    what: str, predictor: Any = "sphere", residual: bool = True, **changes: Any
+) -> Method:
+    made = _nsn("UNS", predictor, what, downsampling=2, residual=residual)
     return dataclasses.replace(made, **changes)
 
 
@@ -94,6 +111,9 @@ UNS_METHODS = {
     "dynamic_uns_blocks": _uns("in blocks of 2x2 (the default)"),
     "dynamic_uns_slow": _uns("a tenth of the rate in predictors", predictor_rate=0.1),
     "dynamic_uns_free": _uns("no weight decay of predictors", predictor_penalty=False),
+    "dynamic_uns_tenth": _uns("a tenth of what predictors return", tenth_of_sphere),
+    "dynamic_uns_no_identity": _uns("in blocks, no identity added", residual=False),
+    "dynamic_uns_warmup": _uns("the first tenth of the steps a warm-up", warmup=0.1),
 }
 
 METHODS = {
@@ -399,6 +419,9 @@ def trainable(
     method: Method = METHODS["cnn"],
 ) -> keras.Model:
     """A compiled model from images in [0, 1] to the backbone's logits, with penalties."""
+    if method.warmup is not None:
+        steps = round(method.warmup * recipe.steps)
+        recipe = dataclasses.replace(recipe, warmup_steps=steps)
     inputs = keras.Input(backbone.input_shape[1:])
     black, white = recipe.input_range
     # Not keras.layers.Rescaling, which looks for TensorFlow on every backend.

@@ -122,14 +122,14 @@ def test_rows_of_neural_similarity_differ(number):
         assert model.output_shape == (None, 10)
         # Predictors of different kinds and blocks have the same parameters.
         changes = getattr(row.convolution, "keywords", {}), row.options
-        own = row.predictor_rate, row.predictor_penalty
+        own = row.predictor_rate, row.predictor_penalty, row.warmup
         found[name] = (parameters(model), *map(str, changes), *own)
     assert len(set(found.values())) == len(found), found
     assert table.baseline in table.methods
 
 
-@pytest.mark.parametrize("name", ["blocks", "slow", "free"])
-def test_predictors_have_a_rate_and_a_penalty_of_their_own(name):
+@pytest.mark.parametrize("name, share", [("blocks", 1), ("slow", 0.1), ("free", 1)])
+def test_predictors_have_a_rate_and_a_penalty_of_their_own(name, share):
     row = similarity_methods.METHODS[f"dynamic_uns_{name}"]
     shape, trained = (8, 8, 3), similarity_methods.RECIPES["attention"]
     backbone = similarity_methods.build("cnn9", row, shape, 10, 0.9, filters=(2, 2, 2))
@@ -145,10 +145,40 @@ def test_predictors_have_a_rate_and_a_penalty_of_their_own(name):
     )
     # Adam's first steps are as long as its rate.
     np.testing.assert_allclose(plain, trained.learning_rate, rtol=0.1)
-    share = 0.1 if name == "slow" else 1
     np.testing.assert_allclose(own, share * trained.learning_rate, rtol=0.1)
     penalized = [each.regularizer is not None for each in kernels]
     assert penalized == [True, name != "free"]
+
+
+def test_the_warm_up_of_a_row():
+    row = similarity_methods.METHODS["dynamic_uns_warmup"]
+    trained = dataclasses.replace(similarity_methods.RECIPES["attention"], steps=1000)
+    shape = (8, 8, 3)
+    backbone = similarity_methods.build("cnn9", row, shape, 10, 0.9, filters=(2, 2, 2))
+    model = similarity_methods.trainable(backbone, trained, False, row)
+    optimizer, rates = model.optimizer, []
+    for step in (0, 49, 99, 500):
+        optimizer.iterations.assign(step)
+        rates.append(float(optimizer.learning_rate))
+    expected = trained.learning_rate * np.array([0.01, 0.5, 1, 1])
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+
+
+def test_a_row_adds_a_tenth_of_what_predictors_return():
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(2, 8, 8, 3)).astype("float32")
+    added = []
+    for name in ("blocks", "tenth"):
+        row = similarity_methods.METHODS[f"dynamic_uns_{name}"]
+        layer = row.convolution(momentum=0.9)(4, 3)
+        layer(images)
+        values = np.random.default_rng(1)
+        for each in layer.bilinear_form.network.weights:
+            each.assign(values.normal(size=each.shape))
+        predicted = layer.predicted_matrices(images)
+        added.append(keras.ops.convert_to_numpy(predicted) - np.eye(9))
+    assert np.abs(added[0]).max() > 1
+    np.testing.assert_allclose(added[1], 0.1 * added[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bounded", "full_sphere", "cnn"])
