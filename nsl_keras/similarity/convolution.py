@@ -24,26 +24,26 @@ class SimilarityConvolution(NeuralSimilarity):
     def dynamic_product(
         self, inputs: Tensor, kernel: Tensor, training: bool | None
     ) -> Tensor:
-        rows = ops.moveaxis(inputs, self.channel_axis, -1)
         parameters = self.bilinear_form.parameters(inputs, training)
+        inputs = ops.moveaxis(inputs, self.channel_axis, -1)
         if training:
             # Anew for the gradient, and on CPUs a few examples at a time: `M(x) x` has the
             # input's size times the number of taps. Chunks add to the kernel's gradient in
             # float32.
-            size = math.prod(ops.shape(rows)[1:]) * self.bilinear_form.taps
-            shared, entries = [at_least_float32(kernel)], [parameters, rows]
+            size = math.prod(ops.shape(inputs)[1:]) * self.bilinear_form.taps
+            shared, entries = [at_least_float32(kernel)], [parameters, inputs]
             outputs = map_chunks(self.product_of, shared, entries, size)
         else:
-            outputs = self.product_of(kernel, parameters, rows)
+            outputs = self.product_of(kernel, parameters, inputs)
         return ops.moveaxis(outputs, -1, self.channel_axis)
 
-    def product_of(self, kernel: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
+    def product_of(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`.
 
-        The parameters are those of `M(x)`; rows are the inputs, with the channels last.
+        The parameters are those of `M(x)`; the channels of the inputs are last.
         """
-        weighted = self.weighted_windows(parameters, rows)
-        weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), rows.dtype)
+        weighted = self.weighted_windows(parameters, inputs)
+        weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), inputs.dtype)
         parts = zip(weighted, ops.split(weights, len(weighted)), strict=True)
         outputs = sum(
             ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
@@ -51,14 +51,15 @@ class SimilarityConvolution(NeuralSimilarity):
         )
         return ops.reshape(outputs, (*ops.shape(weighted[0])[:-1], kernel.shape[-1]))
 
-    def weighted_windows(self, parameters: Tensor, rows: Tensor) -> list[Tensor]:
+    def weighted_windows(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
         """Returns `M(x) x` at every output position.
 
         The last axis, in one part or several, contains the channels of each tap in turn.
         """
         geometry = self.kernel_size, self.strides, self.padding, self.dilation_rate
-        patches = windows(rows, *geometry)
-        parameters = self.bilinear_form.everywhere(parameters, ops.shape(patches[0])[1:-1])
+        patches = windows(inputs, *geometry)
+        positions = ops.shape(patches[0])[1:-1]
+        parameters = self.bilinear_form.at_positions(parameters, positions)
         return self.similarity.apply_to_windows(parameters, patches)
 
 
@@ -225,19 +226,19 @@ class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.Depthw
     filter_axes = (-2, -1)
     operation = staticmethod(ops.depthwise_conv)
 
-    def product_of(self, kernel: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
+    def product_of(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         *_, channels, multiplier = kernel.shape
         weighted = [
-            row
-            for part in self.weighted_windows(parameters, rows)
-            for row in ops.split(part, part.shape[-1] // channels, axis=-1)
+            tap
+            for part in self.weighted_windows(parameters, inputs)
+            for tap in ops.split(part, part.shape[-1] // channels, axis=-1)
         ]
         weights = ops.reshape(kernel, (len(weighted), channels, multiplier))
-        weights = ops.cast(weights, rows.dtype)
+        weights = ops.cast(weights, inputs.dtype)
         outputs = []
         for each in ops.unstack(weights, multiplier, axis=-1):
             products = zip(weighted, ops.unstack(each, len(weighted)), strict=True)
-            outputs.append(sum(row * weight for row, weight in products))  # NSL Eq. (3)
+            outputs.append(sum(tap * weight for tap, weight in products))  # NSL Eq. (3)
         # Keras orders the output channels as `c * multiplier + m`.
         shape = (*ops.shape(weighted[0])[:-1], channels * multiplier)
         return ops.reshape(ops.stack(outputs, axis=-1), shape)

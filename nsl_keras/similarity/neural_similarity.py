@@ -234,16 +234,16 @@ class BilinearForm(keras.layers.Layer):
 
         Returns:
             The parameters of a static `M`, or the predicted parameters for each vector,
-            example or block of positions (see `everywhere`).
+            example or block of positions (see `at_positions`).
         """
         if self.network is None:
             return ops.convert_to_tensor(self.similarity_parameters)
         if self._on_vectors:
-            rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
+            vectors = ops.reshape(inputs, (-1, inputs.shape[-1]))
             options = {}
             if mask is not None and "mask" in signature(self.network.call).parameters:
                 options["mask"] = ops.reshape(mask, (-1,))
-            prediction = self.network(rows, training=training, **options)
+            prediction = self.network(vectors, training=training, **options)
             leading = ops.shape(inputs)[:-1]
         else:
             prediction = self.network(inputs, training=training)  # NSL Eq. (3): M(x)
@@ -263,7 +263,7 @@ class BilinearForm(keras.layers.Layer):
             self.add_loss(self._penalty(each) / ops.cast(count, wide))
         return ops.cast(parameters, inputs.dtype)
 
-    def everywhere(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
+    def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
         """Returns predicted parameters at every position of a convolution.
 
         Every size of the positions may be 1 if there is one `M` per example.
@@ -339,7 +339,7 @@ class BilinearForm(keras.layers.Layer):
     @property
     def similarity_matrix(self) -> Tensor:
         """The static `M`; several matrices are stacked on the first axis."""
-        self.require_static("similarity_matrix")
+        self.require_similarity("static", "similarity_matrix")
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         return self.similarity.matrix(parameters, self._matrix_size)
 
@@ -356,11 +356,11 @@ class BilinearForm(keras.layers.Layer):
         kept = ops.convert_to_tensor(self.shape_parameters) > threshold
         return ops.cast(kept, self.variable_dtype)
 
-    def require_static(self, what: str, static: bool = True) -> None:
+    def require_similarity(self, wanted: str, what: str) -> None:
         """Raises unless `M` is static, or predicted from the input, and built."""
-        if (self.predictor is None) != static:
+        if (self.predictor is None) != (wanted == "static"):
             raise ValueError(
-                f"`{what}` needs a {'static' if static else 'dynamic'} similarity. "
+                f"`{what}` needs a {wanted} similarity. "
                 f"Received: predictor={self.predictor!r}"
             )
         validation.built(self, what)
@@ -460,12 +460,12 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         Raises:
             ValueError: If the layer is static, or not built yet.
         """
-        self.bilinear_form.require_static("predicted_matrices", static=False)
+        self.bilinear_form.require_similarity("dynamic", "predicted_matrices")
         inputs = ops.cast(inputs, self.compute_dtype)
         shape = list(self.predicting_shape(tuple(inputs.shape)))
         del shape[self.channel_axis]
         form = self.bilinear_form
-        parameters = form.everywhere(form.parameters(inputs, penalized=False), shape[1:])
+        parameters = form.at_positions(form.parameters(inputs, penalized=False), shape[1:])
         return self.similarity.matrix(parameters, form.taps)
 
     @property
@@ -496,7 +496,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
         """
-        self.bilinear_form.require_static("equivalent_kernel")
+        self.bilinear_form.require_similarity("static", "equivalent_kernel")
         return self.bilinear_form.equivalent_kernel(self.kernel)
 
     def fold(self) -> keras.layers.Layer:
@@ -505,7 +505,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
         """
-        self.bilinear_form.require_static("fold")
+        self.bilinear_form.require_similarity("static", "fold")
         plain = configs.remade(self, self.plain, super().get_config())
         plain.build(self.get_build_config()["input_shape"])
         rewiring.copy_value(self.equivalent_kernel, plain.kernel)

@@ -82,7 +82,7 @@ class SimilarityCell(WithSimilarity):
         Raises:
             ValueError: If the similarities are predicted, or the cell is not built.
         """
-        self.input_form.require_static("fold")
+        self.input_form.require_similarity("static", "fold")
         plain = configs.remade(self, self.plain, super().get_config())
         plain.build((None, self.kernel.shape[0]))
         kernels = (plain.kernel, plain.recurrent_kernel)

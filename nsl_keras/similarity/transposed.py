@@ -66,16 +66,16 @@ class NeuralSimilarityConv2DTranspose(SimilarityConvolution, keras.layers.Conv2D
             dilation_rate=self.dilation_rate,
         )
 
-    def product_of(self, kernel: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
+    def product_of(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         taps, (filters, channels) = self.bilinear_form.taps, kernel.shape[-2:]
-        batch, *sizes, _ = ops.shape(rows)
+        batch, *sizes, _ = ops.shape(inputs)
         kernel = ops.transpose(ops.reshape(kernel, (taps, filters, channels)), (2, 1, 0))
         patches = ops.matmul(
-            ops.reshape(rows, (-1, channels)),
-            ops.cast(ops.reshape(kernel, (channels, -1)), rows.dtype),
+            ops.reshape(inputs, (-1, channels)),
+            ops.cast(ops.reshape(kernel, (channels, -1)), inputs.dtype),
         )
         patches = ops.reshape(patches, (batch, *sizes, filters, taps))
-        parameters = self.bilinear_form.everywhere(parameters, sizes)
+        parameters = self.bilinear_form.at_positions(parameters, sizes)
         patches = ops.matmul(patches, self.similarity.matrix(parameters, taps))  # M^T W x
         # A kernel that copies each tap to its place adds the patches, filter by filter.
         patches = ops.reshape(ops.moveaxis(patches, -2, 1), (-1, *sizes, taps))
