@@ -98,22 +98,26 @@ def tenth_of_sphere(
     ]
 
 
-def _uns(
-    what: str, predictor: Any = "sphere", residual: bool = True, **changes: Any
-) -> Method:
-    made = _nsn("UNS", predictor, what, downsampling=2, residual=residual)
-    return dataclasses.replace(made, **changes)
+def _uns(what: str, predictor: Any = "sphere", **options: Any) -> Method:
+    return _nsn("UNS", predictor, what, downsampling=2, **options)
 
 
 #: What could make an unconstrained dynamic similarity underfit: one change in each row.
 UNS_METHODS = {
     "static_uns": _nsn("UNS"),
     "dynamic_uns_blocks": _uns("in blocks of 2x2 (the default)"),
-    "dynamic_uns_slow": _uns("a tenth of the rate in predictors", predictor_rate=0.1),
-    "dynamic_uns_free": _uns("no weight decay of predictors", predictor_penalty=False),
+    "dynamic_uns_slow": dataclasses.replace(
+        _uns("a tenth of the rate in predictors"), predictor_rate=0.1
+    ),
+    "dynamic_uns_free": dataclasses.replace(
+        _uns("no weight decay of predictors"), predictor_penalty=False
+    ),
     "dynamic_uns_tenth": _uns("a tenth of what predictors return", tenth_of_sphere),
     "dynamic_uns_no_identity": _uns("in blocks, no identity added", residual=False),
-    "dynamic_uns_warmup": _uns("the first tenth of the steps a warm-up", warmup=0.1),
+    "dynamic_uns_warmup": dataclasses.replace(
+        _uns("the first tenth of the steps a warm-up"), warmup=0.1
+    ),
+    "dynamic_uns_norms": _uns("batch norms in predictors", batch_normalization=True),
 }
 
 METHODS = {
