@@ -102,8 +102,10 @@ def _uns(what: str, predictor: Any = "sphere", **options: Any) -> Method:
     return _nsn("UNS", predictor, what, downsampling=2, **options)
 
 
+WARMED_UP = "the first tenth of the steps a warm-up"
 #: What could make an unconstrained dynamic similarity underfit: one change in each row.
 UNS_METHODS = {
+    "cnn_warmup": Method(f"CNN, {WARMED_UP}", warmup=0.1),
     "static_uns": _nsn("UNS"),
     "dynamic_uns_blocks": _uns("in blocks of 2x2 (the default)"),
     "dynamic_uns_slow": dataclasses.replace(
@@ -114,9 +116,7 @@ UNS_METHODS = {
     ),
     "dynamic_uns_tenth": _uns("a tenth of what predictors return", tenth_of_sphere),
     "dynamic_uns_no_identity": _uns("in blocks, no identity added", residual=False),
-    "dynamic_uns_warmup": dataclasses.replace(
-        _uns("the first tenth of the steps a warm-up"), warmup=0.1
-    ),
+    "dynamic_uns_warmup": dataclasses.replace(_uns(WARMED_UP), warmup=0.1),
     "dynamic_uns_norms": _uns("batch norms in predictors", batch_normalization=True),
 }
 
