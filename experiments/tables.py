@@ -186,15 +186,19 @@ def _image_classification(
     return _shown(made, records.path.name, columns, how)
 
 
+def _similarity(setting: str, number: str, columns: int, how: str | None = None) -> str:
+    records = _records("neural_similarity.jsonl", f"cnn9_default_{setting}")
+    made = experiments.neural_similarity.table.section(records, [number])
+    return _shown(made, records.path.name, columns, how)
+
+
 def _converged() -> str:
     """Both parts of the campaign of narrow networks."""
     narrow = "cifar10_10000_2340_tuned"
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    records = _records("neural_similarity.jsonl", f"cnn9_default_16-32-64_{narrow}")
-    made = experiments.neural_similarity.table.section(records, ["cost"])
-    similar = _shown(made, records.path.name, 9, how)
+    similar = _similarity(f"16-32-64_{narrow}", "cost", 9, how)
     return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
 
 
@@ -289,6 +293,8 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "calibration": lambda: _shown(calibration.section(RESULTS), calibration.PLACE),
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
+    "uns_long": lambda: _apart("8-16-32_cifar10_5000_2340", 0.01),
+    "uns_test": lambda: _similarity("8-16-32_cifar10_5000_2340", "uns", 5),
     "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),
     "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
     "inner_steps": lambda: _image_classification(_MNIST, 5, experiment="A.5"),
