@@ -86,6 +86,11 @@ BOUNDED: dict[str, Any] = {"batch_normalization": False, "start": "published"}
 
 
 @keras.saving.register_keras_serializable("experiments")
+def tenth(values: Any) -> Any:
+    return 0.1 * values
+
+
+@keras.saving.register_keras_serializable("experiments")
 def tenth_of_sphere(
     recipe: nsl_keras.predictors.SimilarityPredictor, context: Any
 ) -> list[keras.layers.Layer]:
@@ -94,7 +99,7 @@ def tenth_of_sphere(
         *recipe.hidden(context, normalize="input"),
         keras.layers.ReLU(),
         *recipe.output(context),
-        keras.layers.Rescaling(0.1),
+        keras.layers.Activation(tenth),
     ]
 
 
