@@ -17,7 +17,7 @@ from experiments.common.convolutions import (
     nearest_width,
     size_of,
 )
-from experiments.common.recipe import Recipe, compile_classifier
+from experiments.common.recipe import Recipe, WarmedUp, compile_classifier
 from experiments.networks import cnn, resnet
 from experiments.networks.spherenet import self_attention_spherenet
 from experiments.neural_similarity.shifts import with_shifts
@@ -41,8 +41,10 @@ class Method:
     #: Predictors' share of the learning rate, and whether their kernels are penalized.
     predictor_rate: float = 1.0
     predictor_penalty: bool = True
-    #: The share of the steps in which the learning rate rises, if not the recipe's.
+    #: The share of the steps in which the learning rate rises, if not the recipe's; that
+    #: of predictors alone.
     warmup: float | None = None
+    predictor_warmup: float = 0.0
 
 
 def _of(title: str, layer: type[keras.layers.Layer], **options: Any) -> Method:
@@ -122,6 +124,9 @@ UNS_METHODS = {
     "dynamic_uns_tenth": _uns("a tenth of what predictors return", tenth_of_sphere),
     "dynamic_uns_no_identity": _uns("in blocks, no identity added", residual=False),
     "dynamic_uns_warmup": dataclasses.replace(_uns(WARMED_UP), warmup=0.1),
+    "dynamic_uns_predictor_warmup": dataclasses.replace(
+        _uns(f"{WARMED_UP} of predictors alone"), predictor_warmup=0.1
+    ),
     "dynamic_uns_norms": _uns("batch norms in predictors", batch_normalization=True),
 }
 
@@ -438,8 +443,11 @@ def trainable(
     # Kernels of predictors are among them.
     names = ("kernel", "gamma", "beta")
     penalized = [each for each in backbone.trainable_variables if each.name in names]
+    share: Any = method.predictor_rate
+    if method.predictor_warmup:
+        share = WarmedUp(share, round(method.predictor_warmup * recipe.steps))
     own: list[Any] = []
-    if method.predictor_rate != 1 or not method.predictor_penalty:
+    if share != 1 or not method.predictor_penalty:
         own = select_variables(backbone, "predictor")
     if not method.predictor_penalty:
         penalized = [each for each in penalized if id(each) not in map(id, own)]
@@ -458,15 +466,22 @@ def trainable(
     spared = [each for each in model.trainable_variables if each.name == "similarity"]
     top_5 = backbone.output_shape[-1] > 5
     compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)
-    with_rate(model.optimizer, own, method.predictor_rate)
+    with_rate(model.optimizer, own, share)
     return model
 
 
-def with_rate(optimizer: Any, variables: Sequence[Any], share: float) -> None:
-    """Lets an optimizer, before its first step, move variables at a share of its rate."""
+def with_rate(optimizer: Any, variables: Sequence[Any], share: Any) -> None:
+    """Lets an optimizer, before its first step, move variables at a share of its rate.
+
+    The share is a number or, as a schedule, a function of the step.
+    """
     # TensorFlow's optimizers get the variables that Keras's wrap.
     own = {id(each) for variable in variables for each in (variable, variable.value)}
     step = optimizer.update_step
+
+    def own_rate(rate: Any) -> Any:
+        return rate * (share(optimizer.iterations) if callable(share) else share)
+
     optimizer.update_step = lambda gradient, variable, rate: step(
-        gradient, variable, rate * share if id(variable) in own else rate
+        gradient, variable, own_rate(rate) if id(variable) in own else rate
     )

@@ -122,16 +122,20 @@ def test_rows_of_neural_similarity_differ(number):
         assert model.output_shape == (None, 10)
         # Predictors of different kinds and blocks have the same parameters.
         changes = getattr(row.convolution, "keywords", {}), row.options
-        own = row.predictor_rate, row.predictor_penalty, row.warmup
+        own = row.predictor_rate, row.predictor_penalty, row.warmup, row.predictor_warmup
         found[name] = (parameters(model), *map(str, changes), *own)
     assert len(set(found.values())) == len(found), found
     assert table.baseline in table.methods
 
 
-@pytest.mark.parametrize("name, share", [("blocks", 1), ("slow", 0.1), ("free", 1)])
+@pytest.mark.parametrize(
+    "name, share", [("blocks", 1), ("slow", 0.1), ("free", 1), ("predictor_warmup", 0.1)]
+)
 def test_predictors_have_a_rate_and_a_penalty_of_their_own(name, share):
     row = similarity_methods.METHODS[f"dynamic_uns_{name}"]
-    shape, trained = (8, 8, 3), similarity_methods.RECIPES["attention"]
+    shape = (8, 8, 3)
+    # The first of ten steps of a warm-up.
+    trained = dataclasses.replace(similarity_methods.RECIPES["attention"], steps=100)
     backbone = similarity_methods.build("cnn9", row, shape, 10, 0.9, filters=(2, 2, 2))
     model = similarity_methods.trainable(backbone, trained, False, row)
     layer = next(each for each in backbone.layers if hasattr(each, "predicted_matrices"))
