@@ -47,7 +47,7 @@ flags.DEFINE_bool("augmentation", None, _AUGMENTED)
 flags.DEFINE_bool(
     "published",
     None,
-    "As in the paper: all but MAML trained on validation classes too, a constant rate, "
+    "As the authors: all but MAML trained on validation classes too, a constant rate, "
     "no augmentation, the authors' predictors.",
 )
 

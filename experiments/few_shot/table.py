@@ -64,9 +64,10 @@ def section(records: runs.RunRecords, names: Mapping[str, str] = ALL) -> str:
         if tuned
         else f"at {rates}"
     )
-    both, decay = "the paper trains all but MAML on both", "decayed to 0 along a cosine"
+    both = "the authors train theirs on both, but for MAML"
+    decay = "decayed to 0 along a cosine"
     if setting.get("published"):
-        both, decay = "all but MAML trained on both, as in the paper", "constant"
+        both, decay = "all but MAML trained on both", "constant"
     augmented = "Images are shifted by up to 4 pixels and mirrored in pretraining. "
     text = (
         f"{tables.commands(found)}. {setting['train_classes']:,} classes for training, "
