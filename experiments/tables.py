@@ -49,8 +49,8 @@ FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
 INTRODUCTION = """# Results
 
 The records behind every table and picture, one file an experiment, one line of JSON a run:
-its setting, the key that identifies it, what was measured, the command, the versions, and
-the commit of this package that ran it. For older runs, the commit is the first that
+the key that identifies it, what was measured, the commit of this package that ran it, and,
+where a file has them, its setting, the command and the versions. For older runs, the commit is the first that
 contains the record, and the command names module and methods as they are called today.
 `python -m experiments.tables` makes the tables from the records.
 

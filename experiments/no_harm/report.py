@@ -46,7 +46,8 @@ if there are several. Where batch norms
 jitter, one epoch says little: see also the mean over the last {LAST_EPOCHS} epochs. What is
 converted from a trained network is trained for as many epochs again, with a new optimizer,
 and so is the plain network that it is compared with. The first rows are plain networks too:
-what you can do without a similarity or neighbors. "An M at each position" is no default.
+what you can do without a similarity or neighbors. "An M at each position" is no default;
+neither is the `freeze_backbone=False` of what is converted to a similarity.
 
 The gap is the accuracy in training mode above that in inference mode, in points, on the
 same training images. It is too large above {large:g} points, and above the baseline's

@@ -88,3 +88,12 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
     }
     case = "few-shot CNN-4, training step, B=64"
     yield measure.compared(case, networks, train, images, xla)
+    if xla:  # What it gains or costs.
+        for name in ("finetuning", "dynamic_nsn"):
+            title = few_shot.METHODS[name].title
+            modes = {"without XLA": False, "with XLA": True}
+            steps = {
+                mode: train(networks[title], images, compiled)
+                for mode, compiled in modes.items()
+            }
+            yield measure.Comparison(f"{case}, {title}", steps)
