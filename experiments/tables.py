@@ -50,8 +50,9 @@ INTRODUCTION = """# Results
 
 The records behind every table and picture, one file an experiment, one line of JSON a run:
 the key that identifies it, what was measured, the commit of this package that ran it, and,
-where a file has them, its setting, the command and the versions. For older runs, the commit is the first that
-contains the record, and the command names module and methods as they are called today.
+where a file has them, its setting, the command and the versions. For older runs, the commit
+is the first that contains the record, and the command names module and methods as they are
+called today.
 `python -m experiments.tables` makes the tables from the records.
 
 Commands write below `runs/`, which git ignores. To renew a result, delete its line, run the
