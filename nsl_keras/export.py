@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import nesting, rewiring
+from nsl_keras import nesting, rewiring, validation
 from nsl_keras.backend import require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
@@ -111,6 +111,9 @@ def save_model(
             "`filepath` must not exist yet: nothing is overwritten. "
             f"Received: filepath={str(filepath)!r}"
         )
+    validation.built(model, "export.save_model")
+    is_function = preprocessing is None or callable(preprocessing)
+    validation.require(is_function, "preprocessing", "a function of inputs", preprocessing)
     inputs = _inputs_of(model, preprocessing, examples)
     served, further = model, dict(signatures or {})
     with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):

@@ -264,8 +264,16 @@ def few_entries():
             *(ValueError, "`k` must be at most the number of dictionary entries"),
         ),
         (noisy_model, {"filepath": "gs://bucket/1"}, ValueError, "must be on this machine"),
+        (
+            lambda: nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(2), 6),
+            *({"examples": normal(2, 4)}, ValueError, "save_model` needs a built"),
+        ),
+        (
+            noisy_model,
+            *({"preprocessing": "bytes"}, ValueError, "`preprocessing` must be a function"),
+        ),
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_nothing_is_written_after_an_error(make, options, error, message, tmp_path):
     with pytest.raises(error, match=message):

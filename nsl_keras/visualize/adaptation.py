@@ -64,6 +64,7 @@ def plot_adaptation(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).
     """
+    figures.require_neighbors(model)
     batch = data.map_arrays(lambda part: part[None], data.gather(example)[0])
     validation.built(model, "plot_adaptation")
     ranks = tree.map_shape_structure(

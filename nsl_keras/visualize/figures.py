@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
+from nsl_keras import validation
 from nsl_keras.training import data
 
 #: `matplotlib.figure.Figure` and `matplotlib.axes.Axes`. Matplotlib is optional, and
@@ -40,6 +41,12 @@ def require_images(x: Any, name: str) -> np.ndarray:
             f"Received: {name} of shape {shapes}"
         )
     return images
+
+
+def require_neighbors(model: Any) -> None:
+    """Raises unless a model has neighbors."""
+    demand = "a `MetaNeighborhoodModel`, for example of `from_classifier`"
+    validation.require(hasattr(model, "neighbors"), "model", demand, model)
 
 
 def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:

@@ -56,6 +56,7 @@ def plot_neighbors(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Appendix A.8.
     """
+    figures.require_neighbors(model)
     x, _ = data.gather(x)
     examples, labels = data.gather(examples, labels)
     queries = figures.require_images(x, "x")

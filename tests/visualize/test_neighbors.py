@@ -67,6 +67,8 @@ def test_images_labels_and_attention(task):
 
 def test_errors():
     model = small_model(keras.layers.Dense(3), shape=(4, 4, 1))
+    with pytest.raises(ValueError, match="`model` must be a `MetaNeighborhoodModel`"):
+        visualize.plot_neighbors(model.backbone, IMAGES, IMAGES)
     with pytest.raises(ValueError, match="`k` must be at most"):
         visualize.plot_neighbors(model, IMAGES, IMAGES[:2], k=3)
     with pytest.raises(ValueError, match=r"one label per example.*: 5 labels for 30"):
