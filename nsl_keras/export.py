@@ -135,6 +135,10 @@ def save_model(
     batch = tree.map_structure(
         lambda array, spec: ops.convert_to_tensor(array, spec.dtype), examples, inputs
     )
+    expected_shapes = [spec.shape for spec in tree.flatten(inputs)]
+    shapes = [tuple(each.shape) for each in tree.flatten(batch)]
+    fit = all(map(rewiring.fits, shapes, expected_shapes))
+    validation.require(fit, "examples", f"of the shapes {expected_shapes}", shapes)
     predict = guarded(further.get("serve", lambda given: model(given, training=False)))
     expected = predict(batch), predict(batch)
     archive = keras.export.ExportArchive()

@@ -270,10 +270,14 @@ def few_entries():
         ),
         (
             noisy_model,
+            *({"examples": normal(2, 5)}, ValueError, r"`examples` must be of the shapes"),
+        ),
+        (
+            noisy_model,
             *({"preprocessing": "bytes"}, ValueError, "`preprocessing` must be a function"),
         ),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_nothing_is_written_after_an_error(make, options, error, message, tmp_path):
     with pytest.raises(error, match=message):
