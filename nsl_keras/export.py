@@ -85,7 +85,7 @@ def save_model(
 
     Raises:
         ValueError: If `filepath` is remote or exists, the model is not built, `examples`
-            are needed, or `k` exceeds the dictionary.
+            are needed or do not fit, or `k` exceeds the dictionary.
         RuntimeError: If the predictions of the SavedModel differ from the model's by more
             than rounding, or the noise of a random model, explains.
 

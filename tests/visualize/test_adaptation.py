@@ -99,6 +99,11 @@ def test_images_and_the_most_probable_of_many_classes():
     assert shown == set(np.argsort(-probabilities)[:12].tolist())
 
 
+def test_a_model_without_neighbors():
+    with pytest.raises(ValueError, match="`model` must be a `MetaNeighborhoodModel`"):
+        visualize.plot_adaptation(keras.Sequential([keras.layers.Dense(2)]), np.ones(3))
+
+
 def test_a_batch_is_no_example():
     with pytest.raises(ValueError, match="`example` must be one input of the model"):
         visualize.plot_adaptation(small_model(keras.layers.Dense(3)), X[:2])
