@@ -292,6 +292,17 @@ TABLES = {
             (50, 24.77, 23.91, 23.45),
         )
     },
+    "shared": Table(
+        "Shared and disjoint predictors, those of the package",
+        {
+            name: {}
+            for name in (
+                *("cnn", "dynamic_dns_shared", "dynamic_dns"),
+                "dynamic_dns_shared_by_size",
+            )
+        },
+        predictors="default",
+    ),
     "efficient": Table(
         "Efficient networks: convolutions of one tap",
         {name: {} for name in ("cnn", "pointwise", "one_tap")},
