@@ -297,7 +297,7 @@ TABLES = {
         {
             name: {}
             for name in (
-                *("cnn", "dynamic_dns_shared", "dynamic_dns"),
+                *("cnn", "dynamic_dns", "dynamic_dns_shared"),
                 "dynamic_dns_shared_by_size",
             )
         },
