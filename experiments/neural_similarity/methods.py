@@ -297,7 +297,9 @@ TABLES = {
         {
             name: {}
             for name in (
-                *("cnn", "dynamic_dns", "dynamic_dns_shared"),
+                "cnn",
+                "dynamic_dns",
+                "dynamic_dns_shared",
                 "dynamic_dns_shared_by_size",
             )
         },
