@@ -42,7 +42,7 @@ test-long: $(DEV)
 		$(PY) $(PYTEST) --numprocesses=3 -m long $(TESTS)
 	KERAS_BACKEND=jax $(PY) $(PYTEST) -m jax
 
-# The same tests as `make test` with the lowest and with the latest versions of the metadata,
+# The tests of `make test` and of JAX with the lowest and the latest versions of the metadata,
 # each in an environment of its own. What old versions warn about is no error there, and not
 # every version knows the tests' flags of XLA.
 test-oldest test-newest: test-%:
@@ -50,6 +50,7 @@ test-oldest test-newest: test-%:
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
 		-r requirements/$*.txt
 	XLA_FLAGS= .venv-$*/bin/python $(PYTEST) -W default -m "not long"
+	XLA_FLAGS= KERAS_BACKEND=jax .venv-$*/bin/python $(PYTEST) -W default -m jax
 
 lint: $(TEST)
 	$(PY) -m ruff check .

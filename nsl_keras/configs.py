@@ -21,6 +21,8 @@ def with_functions(layer: keras.Operation, config: dict[str, Any]) -> dict[str, 
     """
     own = {name: getattr(layer, name, None) for name in config}
     given = {name: each for name, each in own.items() if any(_functions(each))}
+    if hasattr(layer, "output_padding"):  # Keras before 3.11 leaves it out.
+        given["output_padding"] = layer.output_padding
     return config | given
 
 

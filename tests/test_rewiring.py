@@ -161,6 +161,7 @@ def test_functions_that_are_not_registered_are_passed_on():
         assert_predicts_as(each, model)
 
 
+@after_keras_3_10
 def test_functions_of_parts_are_passed_on():
     layers = [
         keras.layers.Flatten(),

@@ -98,7 +98,8 @@ def largest(tensor: Any, k: int) -> tuple[Any, Any]:
 
     It sorts, because TensorFlow 2.21 cannot load the `top_k` that JAX exports.
     """
-    indices = keras.ops.argsort(-tensor, axis=-1)[..., :k]
+    # JAX 0.4.30 does not differentiate a sort of unknown sizes.
+    indices = keras.ops.argsort(keras.ops.stop_gradient(-tensor), axis=-1)[..., :k]
     return keras.ops.take_along_axis(tensor, indices, axis=-1), indices
 
 

@@ -19,7 +19,7 @@ from golden_backbones import count
 from helpers import IS_TENSORFLOW, as_numpy, randomize, reloaded
 from keras import ops
 
-from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
+from nsl_keras import MetaNeighborhoodModel, configs, layers, predictors, similarities
 from nsl_keras.convert import add_film, add_similarity, convert_batch_norms, fold, summary
 from nsl_keras.similarity.neural_similarity import similarities_of
 
@@ -128,7 +128,7 @@ DECODER = keras.layers.Conv2DTranspose(4, 4, 2, output_padding=1)
     ids=lambda each: type(each).__name__,
 )
 def test_one_layer(layer, options):
-    layer = type(layer).from_config(layer.get_config())
+    layer = configs.remade(layer)
     shape = {1: (6, 2), 3: (6, 6, 6, 2)}.get(getattr(layer, "rank", 2), IMAGES.shape[1:])
     inputs = RNG.normal(size=(2, *shape)).astype("float32")
     plain = stack(layer, shape=shape)

@@ -61,7 +61,7 @@ def test_authors_attention(dtype):
     # The authors' L2 of 5e-4 counts half the squares.
     layer = GlobalNeuralSimilarity2D(
         similarity="softmax_attention",
-        regularizer=lambda kernel: 2.5e-4 * ops.sum(ops.square(kernel)),
+        regularizer=keras.regularizers.L2(2.5e-4),
         dtype=dtype,
     )
     layer.build(golden["in.x"].shape)
