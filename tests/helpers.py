@@ -17,8 +17,7 @@ BACKEND = keras.backend.backend()
 IS_TENSORFLOW = BACKEND == "tensorflow"
 #: The precisions to test in: JAX computes in float32 alone, unless a process asks for more.
 DTYPES = ("float64", "float32") if IS_TENSORFLOW else ("float32",)
-#: Keras 3.10 knows neither LiteRT nor functions as regularizers; its L1 is in float32. It
-#: takes no `None` in data, and no output that is an input.
+#: Keras 3.10 lacks LiteRT, `None` in data, inputs as outputs, functions as regularizers.
 after_keras_3_10 = pytest.mark.skipif(
     keras.__version__.startswith("3.10."), reason="Keras 3.11 or later"
 )
