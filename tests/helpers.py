@@ -17,9 +17,10 @@ BACKEND = keras.backend.backend()
 IS_TENSORFLOW = BACKEND == "tensorflow"
 #: The precisions to test in: JAX computes in float32 alone, unless a process asks for more.
 DTYPES = ("float64", "float32") if IS_TENSORFLOW else ("float32",)
-#: Keras 3.10 lacks LiteRT, `None` in data, inputs as outputs, functions as regularizers.
-after_keras_3_10 = pytest.mark.skipif(
-    keras.__version__.startswith("3.10."), reason="Keras 3.11 or later"
+#: Keras before lacks LiteRT, `None` in data, inputs as outputs, functions as regularizers.
+keras_3_15 = pytest.mark.skipif(
+    [int(part) for part in keras.__version__.split(".")[:2]] < [3, 15],
+    reason="Keras 3.15 or later",
 )
 
 

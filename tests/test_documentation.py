@@ -13,7 +13,7 @@ import tomllib
 import keras
 import numpy as np
 import pytest
-from helpers import ROOT, after_keras_3_10
+from helpers import ROOT, keras_3_15
 from test_public_interface import PUBLIC
 
 import nsl_keras
@@ -123,7 +123,7 @@ def test_measured_figures_name_their_file(page):
         assert not found or "results/" in paragraph, f"{name_of(page)}: {found.group()}"
 
 
-@after_keras_3_10
+@keras_3_15
 @each_source
 def test_names_exist(path):
     modules = {name.removeprefix("nsl_keras.") for name in interface.modules()}

@@ -6,14 +6,7 @@ import pytest
 from conversion_harness import stack
 from finite_differences import at_values, check_scalar_gradients
 from golden_files import gradients
-from helpers import (
-    IS_TENSORFLOW,
-    after_keras_3_10,
-    assert_close,
-    normal,
-    refusing,
-    reloaded,
-)
+from helpers import IS_TENSORFLOW, assert_close, keras_3_15, normal, refusing, reloaded
 from keras import ops
 from similarity_layers import SIMILARITIES, randomize, static_matrix, with_arguments
 
@@ -90,7 +83,7 @@ def test_penalty_of_predicted_matrices(name, options):
     assert_close(loss, np.mean(each), 1e-4)
 
 
-@after_keras_3_10
+@keras_3_15
 @each_of_matrices
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="float64")
 @pytest.mark.parametrize("similarity", ["unconstrained", "positive_semidefinite"])

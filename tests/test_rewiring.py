@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from conversion_harness import difference
-from helpers import after_keras_3_10
+from helpers import keras_3_15
 from keras import ops
 
 import nsl_keras
@@ -161,7 +161,7 @@ def test_functions_that_are_not_registered_are_passed_on():
         assert_predicts_as(each, model)
 
 
-@after_keras_3_10
+@keras_3_15
 def test_functions_of_parts_are_passed_on():
     layers = [
         keras.layers.Flatten(),
@@ -238,7 +238,7 @@ def test_a_frozen_part_of_a_copy_can_be_unfrozen(wrap):
     assert len(similar.trainable_variables) == len(again.trainable_variables) == 3
 
 
-@after_keras_3_10
+@keras_3_15
 def test_a_copy_keeps_sparse_and_optional_inputs():
     image = keras.Input((8, 8, 2))
     given = keras.Input((4,), sparse=True, optional=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from finite_differences import check_gradients
 from golden_files import DTYPES
-from helpers import IS_TENSORFLOW, after_keras_3_10, run_litert
+from helpers import IS_TENSORFLOW, keras_3_15, run_litert
 from keras import ops
 from similarity_layers import TOLERANCES, assert_close, randomize
 
@@ -114,7 +114,7 @@ def test_fold(geometry):
     assert_close(outputs, expected, 10 * TOLERANCES[DTYPES[0]])
 
 
-@after_keras_3_10
+@keras_3_15
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
 def test_unknown_sizes_run_in_litert(tmp_path):
     layer = layers.NeuralSimilarityConv2DTranspose(2, 3, predictor="cnn")

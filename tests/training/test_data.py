@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, Batches, after_keras_3_10, assert_close, normal
+from helpers import IS_TENSORFLOW, Batches, assert_close, keras_3_15, normal
 from keras import ops
 
 import nsl_keras
@@ -61,7 +61,7 @@ class AddIfGiven(keras.layers.Layer):
         return x_shape
 
 
-@after_keras_3_10
+@keras_3_15
 def test_optional_inputs():
     tensors = [keras.Input((4,)), keras.Input((4,), optional=True)]
     backbone = keras.Model(tensors, AddIfGiven()(*tensors))
