@@ -1,5 +1,7 @@
 """Neural similarities in plain models: the same outputs before training."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from golden_backbones import count
 from helpers import IS_TENSORFLOW, as_numpy, randomize, reloaded
 from keras import ops
 
-from nsl_keras import MetaNeighborhoodModel, configs, layers, predictors, similarities
+from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
 from nsl_keras.convert import add_film, add_similarity, convert_batch_norms, fold, summary
 from nsl_keras.similarity.neural_similarity import similarities_of
 
@@ -104,18 +106,18 @@ def test_a_network_of_several_kinds_of_layers(names, options, plain):
         assert {name for name in trainable_names(model)} <= {"similarity", "shape"}
 
 
-PRELU = {"activation": keras.layers.PReLU(shared_axes=[1, 2])}
-DECODER = keras.layers.Conv2DTranspose(4, 4, 2, output_padding=1)
+prelu = functools.partial(keras.layers.PReLU, shared_axes=[1, 2])
+decoder = functools.partial(keras.layers.Conv2DTranspose, 4, 4, 2, output_padding=1)
 
 
 @pytest.mark.parametrize(
     ("layer", "options"),
     [
         (keras.layers.Conv2D(6, 3, groups=3), UNCONSTRAINED),
-        (DECODER, UNCONSTRAINED),
-        (DECODER, {**UNCONSTRAINED, "predictor": "sphere"}),
-        (keras.layers.Conv2D(4, 3, **PRELU), {}),
-        (keras.layers.SeparableConv2D(4, 3, **PRELU), {}),
+        (decoder(), UNCONSTRAINED),
+        (decoder(), {**UNCONSTRAINED, "predictor": "sphere"}),
+        (keras.layers.Conv2D(4, 3, activation=prelu()), {}),
+        (keras.layers.SeparableConv2D(4, 3, activation=prelu()), {}),
         (keras.layers.SeparableConv2D(4, 3, 2, "same", None, 1, 2, "relu"), UNCONSTRAINED),
         (keras.layers.SeparableConv2D(4, 3, dilation_rate=2, use_bias=False), {}),
         (keras.layers.Conv2D(4, 3, dtype="mixed_bfloat16"), {"tolerance": 0.02}),
@@ -128,7 +130,6 @@ DECODER = keras.layers.Conv2DTranspose(4, 4, 2, output_padding=1)
     ids=lambda each: type(each).__name__,
 )
 def test_one_layer(layer, options):
-    layer = configs.remade(layer)
     shape = {1: (6, 2), 3: (6, 6, 6, 2)}.get(getattr(layer, "rank", 2), IMAGES.shape[1:])
     inputs = RNG.normal(size=(2, *shape)).astype("float32")
     plain = stack(layer, shape=shape)
