@@ -17,7 +17,8 @@ BACKEND = keras.backend.backend()
 IS_TENSORFLOW = BACKEND == "tensorflow"
 #: The precisions to test in: JAX computes in float32 alone, unless a process asks for more.
 DTYPES = ("float64", "float32") if IS_TENSORFLOW else ("float32",)
-#: Keras before lacks LiteRT, `None` in data, inputs as outputs, functions as regularizers.
+#: Keras before 3.15 lacks LiteRT, `None` in data, inputs as outputs, L1 in float64, and
+#: functions as constraints.
 keras_3_15 = pytest.mark.skipif(
     [int(part) for part in keras.__version__.split(".")[:2]] < [3, 15],
     reason="Keras 3.15 or later",
