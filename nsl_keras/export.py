@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import nesting, rewiring, validation
+from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
@@ -137,7 +137,7 @@ def save_model(
     )
     expected_shapes = [spec.shape for spec in tree.flatten(inputs)]
     shapes = [tuple(each.shape) for each in tree.flatten(batch)]
-    fit = all(map(rewiring.fits, shapes, expected_shapes))
+    fit = all(map(validation.fits, shapes, expected_shapes))
     validation.require(fit, "examples", f"of the shapes {expected_shapes}", shapes)
     predict = guarded(further.get("serve", lambda given: model(given, training=False)))
     expected = predict(batch), predict(batch)
@@ -161,8 +161,8 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
     source: Any = model.backbone if isinstance(model, MetaNeighborhoodModel) else model
     source = preprocessing or source
     known, tensors = False, examples
-    if rewiring.is_graph(source) and source.built:
-        tensors, _ = rewiring.symbols_of(source)
+    if graphs.is_graph(source) and source.built:
+        tensors, _ = graphs.symbols_of(source)
         symbols = tree.flatten(tensors)
         known = all(None not in x.shape[1:] and x.dtype != "string" for x in symbols)
     if examples is None and not known:

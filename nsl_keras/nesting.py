@@ -1,10 +1,9 @@
-"""The layers in a layer's attributes: found, frozen with it, and unfrozen for a while."""
+"""The layers inside a layer: found, frozen with it, and unfrozen for a while."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import keras
@@ -13,7 +12,11 @@ Layer: TypeAlias = keras.layers.Layer
 
 
 def sublayers(layer: Layer) -> Iterator[Layer]:
-    """Yields the layers in a layer's attributes, at any depth, each once and in order."""
+    """Yields the layers in a layer's attributes, at any depth, each once.
+
+    A layer comes before the layers inside it. The order does not depend on when attributes
+    were set.
+    """
     seen = {id(layer)}
     waiting: list[Any] = [vars(layer)]
     while waiting:
@@ -23,8 +26,8 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
                 seen.add(id(value))
                 yield value
                 waiting.append(vars(value))
-        elif isinstance(value, dict):
-            waiting.extend(reversed(value.values()))  # `pop` takes the last one.
+        elif isinstance(value, dict):  # `pop` takes the last one.
+            waiting.extend(value[key] for key in sorted(value, key=str, reverse=True))
         elif isinstance(value, (list, tuple, set)):
             waiting.extend(reversed(list(value)))
 
@@ -37,22 +40,22 @@ class KeepsFrozen(keras.layers.Layer):
 
     def get_build_config(self) -> Any:
         config = super().get_build_config()
-        return config and {**config, "frozen": [*_frozen_parts(self)]}
+        flags = [each.trainable for each in sublayers(self)]
+        return config if config is None or all(flags) else {**config, "flags": flags}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         config = dict(config)
-        frozen = config.pop("frozen", ())  # Keras keeps the rest as the layer's shapes.
+        flags = config.pop("flags", None)  # Keras keeps the rest as the layer's shapes.
         super().build_from_config(config)
-        for path in frozen:
-            attrgetter(path)(self).trainable = False
+        if flags is not None:
+            set_flags(zip(sublayers(self), flags, strict=True))
 
 
-def _frozen_parts(layer: Layer, prefix: str = "") -> Iterator[str]:
-    """Yields the attributes of a layer, and of theirs, that are frozen layers."""
-    for name, part in vars(layer).items():
-        if isinstance(part, keras.layers.Layer) and not name.startswith("_"):
-            own = [] if part.trainable else [prefix + name]
-            yield from own or _frozen_parts(part, f"{prefix}{name}.")
+def set_flags(flags: Iterable[tuple[Any, bool]]) -> None:
+    """Sets `trainable` of layers and variables; a layer comes before what it holds."""
+    for part, trainable in flags:
+        if part.trainable != trainable:
+            part.trainable = trainable
 
 
 def pass_on_frozen(layer: Layer) -> None:
@@ -71,20 +74,25 @@ def unfrozen(layer: Layer) -> Iterator[None]:
 
     In the context `trainable_variables` are all weights except moving statistics.
     """
-    # Parts after what holds them, which passes its flag on by their own setters.
     parts = [layer, *sublayers(layer)]
-    parts.sort(key=lambda each: len([*sublayers(each)]), reverse=True)
-    layers = [(each, each.trainable) for each in parts]
-    variables = [(each, each.trainable) for each in layer.variables]
+    flags = [(each, each.trainable) for each in (*parts, *layer.variables)]
     # Off first: setting a flag to its present value does not reach the variables.
     for value in (False, True):
-        for each, _ in layers:
+        for each in parts:
             # Keras's own setter: a layer's own one may keep some variables frozen.
             keras.layers.Layer.trainable.fset(each, value)
     try:
         yield
     finally:
-        for flagged in (layers, variables):  # A layer also sets its variables' flags.
-            for each, trainable in flagged:
-                if each.trainable != trainable:
-                    each.trainable = trainable
+        set_flags(flags)
+
+
+def has_plain_kernel(layer: Layer) -> bool:
+    """Whether a layer's kernel, if it has one, is a variable of floating-point numbers.
+
+    LoRA and its relatives compute the kernel, and quantization stores integers.
+    """
+    kernel = getattr(layer, "kernel", None)
+    return kernel is None or (
+        isinstance(kernel, keras.Variable) and keras.backend.is_float_dtype(kernel.dtype)
+    )

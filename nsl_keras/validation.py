@@ -102,6 +102,13 @@ def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
     return size
 
 
+def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    """Whether two shapes are equal as far as they are known."""
+    return len(one) == len(other) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(one, other, strict=True)
+    )
+
+
 def finite(array: Any, name: str) -> None:
     """Raises if a floating-point array holds NaN or an infinity."""
     values = _as_numpy(array)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from helpers import randomize, relative_error
 
-from nsl_keras import rewiring
+from nsl_keras import graphs
 from nsl_keras.convert import add_similarity, fold
 from nsl_keras.similarity.neural_similarity import similarities_of
 
@@ -31,7 +31,7 @@ def stack(*parts, shape=IMAGES.shape[1:]):
 
 def converted(model):
     """Names of the layers with a similarity."""
-    return [layer.name for layer in rewiring.layers(model) if similarities_of(layer)]
+    return [layer.name for layer in graphs.layers(model) if similarities_of(layer)]
 
 
 def trainable_names(model):
@@ -39,7 +39,7 @@ def trainable_names(model):
 
 
 def classes_of(model):
-    return {type(layer) for layer in rewiring.layers(model)}
+    return {type(layer) for layer in graphs.layers(model)}
 
 
 def graph_of(model):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import keras
 
-from nsl_keras import configs, rewiring
+from nsl_keras import configs, graphs, nesting
+from nsl_keras.copying import copied, paired_variables
 from nsl_keras.few_shot.functional import FunctionalModel, classifier_of, effective_policy
 from nsl_keras.neighborhoods.cosine import CosineDense
-from nsl_keras.training.normalization import from_keras
+from nsl_keras.training.normalization import turn
 
 
 def copy_with_classifier(
@@ -21,33 +21,27 @@ def copy_with_classifier(
 
     The variables of a new classifier are their own sources.
     """
-    classifier = classifier_of(model)
-
-    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        if new_classifier and layer is classifier:
-            return [_new_classifier(layer, ways)]
-        return from_keras(layer)
-
-    copy = rewiring.rebuild(model, replace)
+    copy = copied(model)
+    sources = {id(new): own for own, new in paired_variables(model, copy)}
+    for layer in graphs.layers(copy):
+        turn(layer)
+    if new_classifier:
+        classifier = classifier_of(copy)
+        copy = graphs.replayed(copy, {id(classifier): _new_classifier(classifier, ways)})
     if copy.outputs[0].shape[1:] != (ways,):
         raise ValueError(
             "`model` must have `ways` outputs or, with `new_classifier=True`, end in its "
             f"classifier. Received: ways={ways}, and a model with outputs "
             f"of shape {copy.outputs[0].shape}"
         )
-    new = set(map(id, classifier.variables)) if new_classifier else set()
-    source_of = {
-        id(own): own if id(source) in new else source
-        for source, own in rewiring.paired_variables(model, copy)
-    }
-    sources = [source_of[id(own)] for own in copy.variables]
     # Sequential models have no graph to be cut.
-    return keras.Model(copy.inputs, copy.outputs[0], name=model.name), sources
+    made = keras.Model(copy.inputs, copy.outputs[0], name=model.name)
+    return made, [sources.get(id(own), own) for own in made.variables]
 
 
 def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
     is_dense = {"units", "kernel_initializer"} <= layer.get_config().keys()
-    if not is_dense or not rewiring.has_plain_kernel(layer):
+    if not is_dense or not nesting.has_plain_kernel(layer):
         raise ValueError(
             "`model` must end in a layer with `units` and a kernel, such as Dense, without "
             "LoRA or quantization, so that a new classifier can replace it; or "
@@ -93,14 +87,12 @@ def adapted_copy(
     Batch norms of the copy normalize by the `policy`, `"support"` (the examples) or
     `"moving"`. `values` are new values of variables, by the variables' ids.
     """
-    # A subclassed model is copied through its config and weights.
-    is_graph = rewiring.is_graph(model)
-    copied = rewiring.rebuild(model, lambda _: None) if is_graph else deepcopy(model)
-    for variable, new in rewiring.paired_variables(model, copied):
+    copy = copied(model)
+    for variable, new in paired_variables(model, copy):
         if values and id(variable) in values:
-            rewiring.copy_value(values[id(variable)], new)
-    if effective_policy(copied, policy) == "support":
-        _, found = FunctionalModel(copied, (), policy).outputs([], examples)
+            new.assign(values[id(variable)])
+    if effective_policy(copy, policy) == "support":
+        _, found = FunctionalModel(copy, (), policy).outputs([], examples)
         if len(set(map(id, found.layers))) < len(found.layers):
             raise ValueError(
                 '`batch_normalization` must be "moving" for `adapt` if layers share a '
@@ -111,9 +103,9 @@ def adapted_copy(
             layer.moving_mean.assign(next(statistics))
             layer.moving_variance.assign(next(statistics))
     shape, dtype = tuple(examples.shape[1:]), None
-    if is_graph:
+    if graphs.is_graph(model):
         given = model.inputs[0]
         dtype = given.dtype
         if len(given.shape) == len(shape) + 2:  # As Keras, which adds a last axis of 1.
             shape = (*shape, 1)
-    return [keras.Input(shape, dtype=dtype), copied]
+    return [keras.Input(shape, dtype=dtype), copy]

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, nesting, rewiring, validation
+from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor, variable_scope
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
@@ -123,7 +123,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss; `sample_weight` has a weight per episode or per query."""
-        if not self.classifies and not rewiring.fits(y.shape, y_pred.shape):
+        if not self.classifies and not validation.fits(y.shape, y_pred.shape):
             # Keras would broadcast them.
             raise ValueError(
                 f"`y` must have the shape of the outputs, {tuple(y_pred.shape)}. "
@@ -168,8 +168,8 @@ def episode_shapes(
     ):
         support, labels, query = shapes = tuple(map(tuple, input_shape))
         if (
-            rewiring.fits(labels[:2], support[:2])
-            and rewiring.fits(support[:1], query[:1])
+            validation.fits(labels[:2], support[:2])
+            and validation.fits(support[:1], query[:1])
             and support[2:] == query[2:]
             and label_shape in (None, labels[2:])
         ):

@@ -14,9 +14,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import backend, rewiring, validation
+from nsl_keras import backend, graphs, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
-from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_copy import adapted_copy, copy_with_classifier, cut
 from nsl_keras.few_shot.adapted_model import AdaptedModel, Adapting
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
@@ -28,6 +27,7 @@ from nsl_keras.few_shot.functional import (
     classifier_of,
     select_variables,
 )
+from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 
 
@@ -101,7 +101,7 @@ class Finetuner(Adapting):
         batch_normalization: str = "support",
         new_classifier: bool = True,
     ) -> None:
-        rewiring.require_graph(model)
+        graphs.require_graph(model)
         require_linear(model, "model")
         self.model = model
         self.ways = validation.positive_integer(ways, "ways")
@@ -123,8 +123,7 @@ class Finetuner(Adapting):
         policy = self.batch_normalization
         self._before = None if before is None else FunctionalModel(before, (), policy)
         self._after = FunctionalModel(after, adapted, policy)
-        # `after.layers` would leave out operations such as a factor after the classifier.
-        self._is_shallow = [each.layer for each in rewiring.calls(after)] == [classifier]
+        self._is_shallow = after.operations[1:] == [classifier]
         self._copy, self._variables = copy, copy.variables
         self._dtype = copy.inputs[0].dtype
         self._outputs_dtype = backend.wide_dtype(copy.outputs[0].dtype)

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import keras
 from keras import ops
 
-from nsl_keras import nesting, rewiring
+from nsl_keras import graphs, nesting
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.endings import ending_of
 from nsl_keras.training.normalization import (
     BatchNormalization,
     BatchStatistics,
@@ -76,8 +75,9 @@ def _named(model: keras.Model, part: Any) -> list[Any]:
 
 def classifier_of(model: keras.Model) -> keras.layers.Layer:
     """Returns the only layer with weights that the outputs reach without another."""
-    if rewiring.is_graph(model):
-        found = [call.layer for call in ending_of(model)[0]]
+    if graphs.is_graph(model):
+        last, _ = graphs.ending(model)
+        found = [last] * (last is not None)
     else:  # Its order does not show.
         found = [each for each in model.layers if each.weights]
     if len(found) != 1:

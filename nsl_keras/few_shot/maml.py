@@ -14,13 +14,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
-from nsl_keras.endings import require_linear
 from nsl_keras.few_shot.adapted_copy import adapted_copy
 from nsl_keras.few_shot.adapted_model import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
+from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods.inner_loop import InnerLearningRate
 
 #: Forms of the learning rates, and those of their layer, for one number per variable.
@@ -164,7 +164,7 @@ class MAML(EpisodicLearner):
             return
         support, _, _ = episode_shapes(input_shape, () if self.classifies else None)
         images = keras.KerasTensor((None, *support[2:]), keras.config.floatx())
-        found = rewiring.output_spec(self.model, images)
+        found = graphs.output_spec(self.model, images)
         shape: tuple[Any, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
         if None in shape or (self.classifies and (len(shape) != 1 or shape[0] < 2)):
             raise ValueError(
@@ -235,7 +235,7 @@ class MAML(EpisodicLearner):
                 f"Received: y.shape={np.shape(labels)}"
             )
         validation.finite(labels, "y")
-        is_graph = rewiring.is_graph(self.model)
+        is_graph = graphs.is_graph(self.model)
         dtype = self.model.inputs[0].dtype if is_graph else self.compute_dtype
         support = ops.convert_to_tensor(images, dtype)
         values = self._values_after(support, targets, training=False)

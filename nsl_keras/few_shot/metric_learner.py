@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, rewiring, validation
+from nsl_keras import configs, graphs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
 from nsl_keras.few_shot.adapted_model import AdaptedModel
@@ -48,7 +48,7 @@ class MetricLearner(EpisodicLearner):
         if self.built:
             return
         support, _, _ = episode_shapes(input_shape, ())
-        features = rewiring.output_spec(
+        features = graphs.output_spec(
             self.backbone, keras.KerasTensor((None, *support[2:]))
         )
         shape = tuple(getattr(features, "shape", ())[1:])

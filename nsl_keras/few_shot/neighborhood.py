@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import rewiring, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
 from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods
@@ -144,6 +144,6 @@ class NeighborhoodLearner(MetricLearner):
         one_hot = ops.cast(membership[None], support.dtype)
         prototypes = class_means((support * inverse_norm(support))[None], one_hot)[0]
         head.kernel.assign(ops.transpose(prototypes))
-        rewiring.copy_value(self.learned_scale, head.learned_scale)
+        head.learned_scale.assign(self.learned_scale)
         model.neighborhood.rate.set_weights(self.rate.get_weights())
         return model, learner, ops.convert_to_numpy(support)

@@ -9,9 +9,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, nesting, rewiring, validation
+from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.copying import copied
 from nsl_keras.neighborhoods.key_metrics import Cosine
+from nsl_keras.nesting import sublayers
+from nsl_keras.training.normalization import BatchNormalization, turn
+from nsl_keras.turning import turned
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -121,7 +125,14 @@ class InstanceFiLM(keras.layers.Layer):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, InstanceFiLM)}
+        return {
+            **super().get_config(),
+            "dictionary_size": self.dictionary_size,
+            "sharpness": self.sharpness,
+            "learn_sharpness": self.learn_sharpness,
+            "residual": self.residual,
+            "axis": self.axis,
+        }
 
 
 def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor:
@@ -133,37 +144,86 @@ def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor
     return ops.sum(kept * inputs, axis=space) / ops.maximum(ops.sum(kept, axis=space), 1)
 
 
-@rewiring.reaching_backbones
+@keras.saving.register_keras_serializable("nsl_keras")
+class ModulatedBatchNormalization(BatchNormalization):
+    """A batch norm, followed by an `InstanceFiLM`, which is its attribute `film`.
+
+    `nsl_keras.convert.add_film` turns batch norms into this layer.
+
+    Args:
+        Same as `BatchNormalization`, plus:
+        dictionary_size: See `InstanceFiLM`.
+
+    Raises:
+        ValueError: See both layers; at build, if `axis` is neither the last axis nor the
+            one after the batch axis.
+
+    Reference:
+        Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2.
+    """
+
+    def __init__(self, *args: Any, dictionary_size: int = 10, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.dictionary_size = validation.positive_integer(
+            dictionary_size, "dictionary_size"
+        )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        self.build_film(input_shape)
+
+    def build_film(self, input_shape: tuple[int | None, ...]) -> None:
+        """Makes the `InstanceFiLM` for inputs of this shape."""
+        rank = len(input_shape)
+        if self.axis % rank not in (1, rank - 1):
+            raise ValueError(
+                "Batch norms must be over the last axis or the one after the batch axis. "
+                f"Received: {self.name!r} with axis={self.axis} for {rank} axes"
+            )
+        axis = -1 if self.axis % rank == rank - 1 else 1
+        self.film = InstanceFiLM(
+            self.dictionary_size, axis=axis, dtype=self.dtype_policy, name="film"
+        )
+        self.film.build(input_shape)
+
+    def call(
+        self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        return self.film(super().call(inputs, training=training, mask=mask), mask=mask)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "dictionary_size": self.dictionary_size}
+
+
 def add_film(
     model: keras.Model,
     where: str | Callable[[keras.layers.Layer], Any] = "all",
     dictionary_size: int = 10,
 ) -> keras.Model:
-    """Returns a copy of a model with an `InstanceFiLM` layer after each batch norm.
+    """Returns a copy of a model with an `InstanceFiLM` behind each batch norm.
 
-    The copy has the weights of `model` and, before training, exactly its outputs: every
-    `InstanceFiLM` starts as the identity. This includes layers in nested models and
-    `keras.layers.TimeDistributed`. Names, dtype policies, trainable flags and shared layers
-    stay; a layer that is called several times gets one shared iFiLM. The copy is not
-    compiled, and `model` does not change.
+    Batch norms become `ModulatedBatchNormalization`, also in nested models and
+    `keras.layers.TimeDistributed`. The copy has the weights of `model` and, before
+    training, exactly its outputs: every `InstanceFiLM` starts as the identity. Graph,
+    names, dtype policies, trainable flags and shared layers stay; a batch norm that is
+    called several times has one iFiLM. The copy is not compiled, and `model` does not
+    change.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
             such a backbone, which is converted.
-        where: `"all"` places iFiLM after every batch norm, as in the paper, and `"last"`
-            only after the last batch norm of the graph. A function from a layer to a bool
-            chooses the layers that iFiLM follows. Batch norms inside predictors and
-            subclassed models do not count.
+        where: `"all"` chooses every batch norm, as in the paper, and `"last"` only the last
+            batch norm of the graph. A function from a batch norm to a bool chooses some.
+            Batch norms inside predictors and subclassed models do not count.
         dictionary_size: int, the number of entries of each iFiLM.
 
     Returns:
-        A `keras.Model`, Sequential if `model` is. The iFiLM after layer `name` is named
-        `{name}_film`.
+        A model of the class of `model`.
 
     Raises:
         ValueError: If `model` is subclassed or not built, or contains iFiLM already; if
-            `where` chooses no layers, or a layer with several outputs; or for a batch norm
-            over an axis that is neither the first nor the last after the batch axis.
+            `where` chooses no batch norms; or for a batch norm over an axis that is neither
+            the first nor the last after the batch axis.
 
     Example:
 
@@ -174,101 +234,39 @@ def add_film(
     >>> images = keras.random.normal((2, 16, 16, 3), seed=0)
     >>> bool(keras.ops.all(model(images) == plain(images)))
     True
-    >>> [layer.name for layer in model.layers if "film" in layer.name]
-    ['layer_3_normalization_film']
+    >>> [layer.name for layer in model.layers if hasattr(layer, "film")]
+    ['layer_3_normalization']
 
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2.
     """
     dictionary_size = validation.positive_integer(dictionary_size, "dictionary_size")
-    calls = rewiring.calls(model)
-    for layer in (call.layer for call in calls):
-        if any(
-            isinstance(each, InstanceFiLM) for each in (layer, *nesting.sublayers(layer))
-        ):
+    if not callable(where):
+        validation.one_of(where, ("all", "last"), "where")
+    layers = graphs.layers(graphs.graph_of(model))
+    for layer in layers:
+        if any(isinstance(each, InstanceFiLM) for each in (layer, *sublayers(layer))):
             raise ValueError(
                 "`model` must not contain iFiLM yet; choose all its places in one call. "
                 f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
             )
-    chosen = _chosen(model, calls, where)
-    axes = {id(call.layer): _channel_axis(call, calls) for call in chosen}
-    names = {call.layer.name for call in calls}
-
-    def replace(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-        if id(layer) not in axes:
-            return None
-        film = InstanceFiLM(
-            dictionary_size,
-            axis=axes[id(layer)],
-            dtype=layer.dtype_policy,
-            name=rewiring.unused_name(f"{layer.name}_film", names),
-        )
-        return [layer, film]
-
-    return rewiring.rebuild(model, replace)
-
-
-def _chosen(
-    model: keras.Model, calls: list[rewiring.Call], where: Any
-) -> list[rewiring.Call]:
-    """Returns the calls of the layers that an iFiLM follows."""
-    if not callable(where):
-        validation.one_of(where, ("all", "last"), "where")
-    chooses = where if callable(where) else _is_norm
-    chosen = [
-        call
-        for call in calls
-        if isinstance(call.layer, keras.layers.Layer) and chooses(call.layer)
-    ]
-    if where == "last":
-        chosen = chosen[-1:]
-    if not chosen:
+    kinds = (keras.layers.BatchNormalization, BatchNormalization)
+    places = [place for place, layer in enumerate(layers) if type(layer) in kinds]
+    if callable(where):
+        places = [place for place in places if where(layers[place])]
+    elif where == "last":
+        places = places[-1:]
+    if not places:
         raise ValueError(
-            '`where` must choose layers: "all" or "last" of the batch norms, or a function '
-            f"of a layer. Received: where={where!r}, which chooses none of {model.name!r}"
+            '`where` must choose batch norms: "all" or "last" of them, or a function of a '
+            f"batch norm. Received: where={where!r}, which chooses none of {model.name!r}"
         )
-    for call in chosen:
-        if len(call.output_shapes) != 1 or len(call.output_shapes[0]) < 2:
-            raise ValueError(
-                "`where` must choose layers with one output of at least two axes. "
-                f"Received: {call.layer.name!r} with outputs of shapes "
-                f"{list(call.output_shapes)}"
-            )
-    return chosen
-
-
-def _is_norm(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization)
-
-
-def _channel_axis(call: rewiring.Call, calls: list[rewiring.Call]) -> int:
-    """Returns the channel axis of a call's outputs, 1 or -1.
-
-    A layer that names none, such as an activation, takes the axis of layers of its rank.
-    """
-    rank, own = len(call.output_shapes[0]), _stated_axis(call)
-    alike = [each for each in calls if len(each.output_shapes[0]) == rank]
-    stated = map(_stated_axis, [call] if own else alike)
-    found = {axis for axis in stated if axis is not None}
-    if len(found) > 1:
-        raise ValueError(
-            "`where` must choose layers whose channel axis is known: batch norms, layers "
-            "with a `data_format`, or any in a model of one data format. "
-            f"Received: {call.layer.name!r} in a model of both"
-        )
-    return found.pop() if found else -1
-
-
-def _stated_axis(call: rewiring.Call) -> int | None:
-    """Returns the channel axis that a layer itself names, 1 or -1, or `None`."""
-    layer, rank = call.layer, len(call.output_shapes[0])
-    if not _is_norm(layer):
-        axes = {"channels_first": 1, "channels_last": -1}
-        return axes.get(getattr(layer, "data_format", "")) if rank > 2 else None
-    axis = layer.axis % rank
-    if axis not in (1, rank - 1):
-        raise ValueError(
-            "Batch norms must be over the last axis or the one after the batch axis. "
-            f"Received: {layer.name!r} with axis={layer.axis} for {rank} axes"
-        )
-    return -1 if axis == rank - 1 else 1
+    copy = copied(model)
+    layers = graphs.layers(graphs.graph_of(copy))
+    for layer in (layers[place] for place in places):
+        turn(layer)  # A batch norm of Keras into ours, which has all that is needed.
+        with turned(layer, ModulatedBatchNormalization) as input_shape:
+            layer.dictionary_size = dictionary_size
+            layer.build_film(input_shape)
+            nesting.pass_on_frozen(layer)
+    return copy

@@ -8,9 +8,9 @@ import keras
 from absl import logging
 from keras import ops
 
-from nsl_keras import configs, nesting, rewiring, validation
+from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
-from nsl_keras.endings import require_linear
+from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
@@ -306,7 +306,7 @@ def _require_plain_layers(head: keras.layers.Layer) -> None:
                 "`head` must not have an activity regularizer: it would penalize the "
                 f"outputs before adaptation. Received: layer {layer.name!r}"
             )
-        if not rewiring.has_plain_kernel(layer):
+        if not nesting.has_plain_kernel(layer):
             raise ValueError(
                 "`head` must have plain kernels, without LoRA or quantization: they are "
                 "finetuned for each example. The backbone may have both. Received: layer "

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import configs, nesting, rewiring, validation
+from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import (
     GradientTape,
     Tensor,
@@ -192,21 +192,6 @@ class MetaNeighborhoodModel(CheckedModel):
         made.build(model.input_shape)
         return made
 
-    def with_backbone(self, backbone: keras.layers.Layer) -> MetaNeighborhoodModel:
-        """Returns a copy of this model, not compiled, around another built backbone.
-
-        Head, dictionary and inner learning rates are copied; the backbone is not.
-
-        Raises:
-            ValueError: If this model is not built, or the number of features differs.
-        """
-        validation.built(self, "with_backbone")
-        made = configs.remade(self, backbone=None)
-        made.backbone = backbone
-        made.build(self.get_build_config()["input_shape"])
-        rewiring.copy_state(self.neighborhood, made.neighborhood)
-        return made
-
     def build(self, input_shape: Any) -> None:
         self.compute_output_shape(input_shape)
         nesting.pass_on_frozen(self)
@@ -223,14 +208,14 @@ class MetaNeighborhoodModel(CheckedModel):
         try:
             return self.backbone(inputs, training=training)
         except ValueError as error:
-            rewiring.name_shapes(self.backbone, inputs, error)
+            graphs.name_shapes(self.backbone, inputs, error)
             raise
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.
         inputs = _symbols_of(input_shape)
         if self.backbone is not None:
-            inputs = rewiring.output_spec(self.backbone, inputs)
+            inputs = graphs.output_spec(self.backbone, inputs)
         return tuple(self.neighborhood(inputs).shape)
 
     def compile(
@@ -428,8 +413,8 @@ class MetaNeighborhoodModel(CheckedModel):
         return found
 
     def _without_adaptation(self) -> keras.Model:
-        if rewiring.is_graph(self.backbone):
-            inputs, features = rewiring.symbols_of(self.backbone)
+        if graphs.is_graph(self.backbone):
+            inputs, features = graphs.symbols_of(self.backbone)
         else:
             inputs = tree.map_shape_structure(
                 lambda shape: shape and keras.Input(shape[1:]),

@@ -6,9 +6,10 @@ from typing import Any
 
 import keras
 
-from nsl_keras import configs, rewiring
-from nsl_keras.endings import behavior, ending_of
+from nsl_keras import graphs
+from nsl_keras.copying import copied
 from nsl_keras.neighborhoods.cosine import CosineDense
+from nsl_keras.nesting import sublayers
 
 
 def split_classifier(
@@ -20,36 +21,41 @@ def split_classifier(
     `MobileNet`, becomes a dense layer. `softmax` decides whether a final softmax is dropped
     or refused.
     """
-    ends, after = ending_of(model)
-    last: Any = ends[0].layer if ends else None
-    dropped = [call.layer for call in after]
-    found = [_behavior_of(call) for call in after]
-    if callable(activation := getattr(last, "activation", None)):
-        found.append(behavior(activation, ends[0].output_shapes[0]))
-    passing = {"identity", "softmax"} if softmax else {"identity"}
-    if len(ends) != 1 or not _is_dense(ends[0]) or not passing.issuperset(found):
-        names = [repr(call.layer.name) for call in (*ends, *reversed(after))]
+    graphs.require_graph(model)
+    copy = copied(model)
+    last, after = graphs.ending(copy)
+    ends = [last, *after]
+    dropped = (keras.activations.linear, *[keras.activations.softmax] * softmax)
+    if not _is_dense(last) or not all(
+        graphs.activation_of(each) in dropped
+        and (each is last or type(each) in (*graphs.PASSING, keras.layers.Softmax))
+        for each in ends
+    ):
+        names = [repr(each.name) for each in reversed(ends) if each is not None]
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
             "1x1 convolution of a 1x1 map; in classification a softmax may follow, but "
             "not a sigmoid of one output (use a softmax of two outputs). "
             f"Received: model {model.name!r}, which ends in {', '.join(names)}"
         )
-    dropped.append(last)
-    uses = [call.layer for call in rewiring.calls(model)].count(last)
-    axes = len(ends[0].output_shapes[0])
-    is_vector = axes == (4 if isinstance(last, keras.layers.Conv2D) else 2)
-    is_only_output = len(model.outputs) == 1 and len(model.output_shape) == 2
-    if not is_vector or not is_only_output or uses != 1:
+    flat = {
+        id(each): keras.layers.Flatten(
+            name=f"instead_of_{each.name}", dtype=each.dtype_policy
+        )
+        for each in ends
+    }
+    is_vector = len(last.output.shape) == (4 if isinstance(last, keras.layers.Conv2D) else 2)
+    graphs_on_path = filter(graphs.is_graph, (copy, *sublayers(copy)))
+    reached = [graph.outputs[0] for graph in graphs_on_path] + [each.input for each in after]
+    # A layer's `output` is that of its first call.
+    is_last = any(tensor is last.output for tensor in reached)
+    if not is_vector or len(model.output_shape) != 2 or not is_last:
         raise ValueError(
             "`model` must have one output, of shape (batch, classes) or (batch, targets), "
             "and use its last layer once. Received: output shapes "
-            f"{[output.shape for output in model.outputs]}, layer {last.name!r} used "
-            f"{uses} times"
+            f"{[output.shape for output in model.outputs]}, last layer {last.name!r}"
         )
-    backbone = rewiring.rebuild(
-        model, lambda layer: [_passing_on(layer)] if layer in dropped else None
-    )
+    backbone = graphs.replayed(copy, flat)
     if isinstance(last, keras.layers.Conv2D):
         head = keras.layers.Dense(
             last.filters,
@@ -59,34 +65,21 @@ def split_classifier(
             dtype=last.dtype_policy,
             trainable=last.trainable,
         )
-    else:
-        linear = {"activation": "linear"} if hasattr(last, "activation") else {}
-        head = configs.remade(last, **linear)
-    head.build(backbone.output_shape)
-    weights = zip(last.get_weights(), head.weights, strict=True)
-    head.set_weights([weight.reshape(own.shape) for weight, own in weights])
-    return backbone, head
+        head.build(backbone.output_shape)
+        weights = zip(last.get_weights(), head.weights, strict=True)
+        head.set_weights([weight.reshape(own.shape) for weight, own in weights])
+        return backbone, head
+    if hasattr(last, "activation"):
+        last.activation = keras.activations.linear
+    return backbone, last
 
 
-def _is_dense(call: rewiring.Call) -> bool:
-    """Whether a call runs a dense layer, or a 1x1 convolution on a 1x1 map."""
-    layer: Any = call.layer
+def _is_dense(layer: Any) -> bool:
+    """Whether a layer is dense, or a 1x1 convolution on a 1x1 map."""
     if type(layer) in (keras.layers.Dense, CosineDense):
         return True
     if type(layer) is not keras.layers.Conv2D or layer.kernel_size != (1, 1):
         return False
-    shape = list(call.output_shapes[0])
+    shape = list(layer.output.shape)
     del shape[-1 if layer.data_format == "channels_last" else 1]
     return shape[1:] == [1, 1] and layer.groups == 1
-
-
-def _behavior_of(call: rewiring.Call) -> str:
-    """Returns the `behavior` of a layer without weights, which can be replaced."""
-    if len(call.inputs) != 1 or not isinstance(call.layer, keras.layers.Layer):
-        return "other"
-    return behavior(call.on, call.input_shapes[0])
-
-
-def _passing_on(layer: Any) -> keras.layers.Layer:
-    """Returns a layer that returns its input, flat, in the dtype of `layer`."""
-    return keras.layers.Flatten(name=f"instead_of_{layer.name}", dtype=layer.dtype_policy)

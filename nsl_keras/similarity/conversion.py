@@ -11,31 +11,35 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, nesting, rewiring, similarities, validation
+from nsl_keras import graphs, nesting, similarities, validation
+from nsl_keras.copying import copied
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
     NeuralSimilarityDepthwiseConv2D,
+    NeuralSimilaritySeparableConv2D,
 )
 from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
+from nsl_keras.turning import turned
 
 Layer: TypeAlias = keras.layers.Layer
 
-#: Only layers of exactly these types are converted, because derived classes may compute
-#: something else.
-_CONVERTIBLE: dict[type[Layer], Any] = {
-    keras.layers.Conv1D: NeuralSimilarityConv1D,
-    keras.layers.Conv2D: NeuralSimilarityConv2D,
-    keras.layers.Conv2DTranspose: NeuralSimilarityConv2DTranspose,
-    keras.layers.Conv3D: NeuralSimilarityConv3D,
-    keras.layers.DepthwiseConv2D: NeuralSimilarityDepthwiseConv2D,
-    # Only the depthwise part is converted.
-    keras.layers.SeparableConv2D: NeuralSimilarityDepthwiseConv2D,
+#: The kin of each Keras layer. Only layers of exactly these types are converted, because
+#: derived classes may compute something else.
+KIN: dict[type[Layer], Any] = {
+    kind.plain: kind
+    for kind in (
+        NeuralSimilarityConv1D,
+        NeuralSimilarityConv2D,
+        NeuralSimilarityConv2DTranspose,
+        NeuralSimilarityConv3D,
+        NeuralSimilarityDepthwiseConv2D,
+        NeuralSimilaritySeparableConv2D,
+    )
 }
 
 
-@rewiring.reaching_backbones
 def add_similarity(
     model: keras.Model,
     similarity: Any = "diagonal",
@@ -49,17 +53,14 @@ def add_similarity(
     training, its outputs: every `M` starts at the identity. `model` itself does not change,
     and the two share no weights.
 
-    `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D` and the depthwise
-    part of `SeparableConv2D` are converted, also in nested models and inside
-    `TimeDistributed`; derived classes and all other layers are copied. Names, dtype
-    policies, regularizers and shared layers stay. A `SeparableConv2D` becomes two layers:
-    the depthwise part, whose name ends in `_depthwise`, and a 1x1 convolution of the
-    original name.
+    `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D` and `SeparableConv2D`
+    (its depthwise kernel) are converted, also in nested models and inside
+    `TimeDistributed`; derived classes and all other layers stay as they are, and so do
+    graph, names, dtype policies, regularizers and shared layers.
 
     Args:
-        model: A built functional or Sequential model. A derived class is kept if its
-            constructor is like Keras's. The backbone of a `MetaNeighborhoodModel` is
-            converted.
+        model: A built functional or Sequential model; of a `MetaNeighborhoodModel` the
+            backbone is converted.
         similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`, for example
             `similarities.Diagonal(learn_shape=True)`.
         predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A
@@ -84,7 +85,7 @@ def add_similarity(
     Warns:
         UserWarning: If the outputs may change, because a `nsl_keras.similarities.Sparse`
             has fewer nonzeros than taps, or a predictor has `start="published"` or is a
-            custom layer; and if the class of `model` cannot be kept.
+            custom layer.
 
     Example:
 
@@ -105,102 +106,67 @@ def add_similarity(
     is_new = getattr(predictor, "shared_network", None) is None
     demand = "a new `SharedSimilarityPredictor`, which no layer uses"
     validation.require(is_new, "predictor", demand, predictor)
-    convertible = [
-        layer
-        for layer in rewiring.layers(model)
-        if type(layer) in _CONVERTIBLE and _suits(layer, similarity, predictor)
-    ]
-    chosen = _chosen(model, convertible, layers)
-    new = {"similarity": similarity, "predictor": predictor}
-    chains = {id(layer): _converted(layer, freeze_backbone, **new) for layer in chosen}
-    new_model = rewiring.rebuild(model, lambda layer: chains.get(id(layer)))
+    places = _chosen(model, similarity, predictor, layers)
+    copy = copied(model)
+    graph = graphs.graph_of(copy)
+    parts = [graph, *nesting.sublayers(graph)]
+    held = graphs.layers(graph)
+    chosen: list[Any] = [held[place] for place in places]
     for layer in chosen:
-        _copy_weights(layer, chains[id(layer)])
-    _warn_of_changes([chains[id(layer)][0] for layer in chosen])
-    if freeze_backbone:
-        similar = [chain[0] for chain in chains.values()]
-        for each in rewiring.layers(new_model):
-            parts = [each, *nesting.sublayers(each)]
-            if not any(part in similar for part in parts):
-                for part in parts:
-                    part.trainable = False
-    return new_model
+        with turned(layer, KIN[type(layer)]) as input_shape:
+            layer.set_similarity(
+                similarity, predictor, layer.trainable and not freeze_backbone
+            )
+            layer.build_similarity(input_shape)
+    _warn_of_changes(chosen)
+    # A similarity is trained, also in a frozen layer of a frozen model.
+    holders = [each for each in parts if {*chosen} & {each, *nesting.sublayers(each)}]
+    new = {id(each) for layer in chosen for each in nesting.sublayers(layer)}
+    flags = [
+        (each, each in holders or (each.trainable and not freeze_backbone))
+        for each in parts
+        if id(each) not in new
+    ]
+    nesting.set_flags(flags)
+    return copy
+
+
+def _chosen(model: Any, similarity: Any, predictor: Any, layers: Any) -> list[int]:
+    """Returns the places of the layers to convert in `graphs.layers`."""
+    found: list[Any] = graphs.layers(graphs.graph_of(model))
+    suited = {
+        place: layer
+        for place, layer in enumerate(found)
+        if type(layer) in KIN and _suits(layer, similarity, predictor)
+    }
+    names = {layer.name for layer in suited.values()}
+    if layers is None:
+        chooses: Any = lambda layer: math.prod(layer.kernel_size) > 1  # noqa: E731
+    else:
+        chooses = layers if callable(layers) else lambda layer: layer.name in layers
+    chosen = [place for place, layer in suited.items() if chooses(layer)]
+    is_known = layers is None or callable(layers) or names.issuperset(layers)
+    if not chosen or not is_known:
+        kinds = dict.fromkeys(type(each).__name__ for each in found)
+        raise ValueError(
+            "`layers` must choose one or more layers of the types "
+            f"{', '.join(each.__name__ for each in KIN)} that the similarity "
+            f"suits: {', '.join(map(repr, sorted(names))) or 'there are none'}. Received: "
+            f"layers={layers!r}, and model {model.name!r} of {', '.join(kinds)}"
+        )
+    for layer in (suited[place] for place in chosen):
+        if not all(map(nesting.has_plain_kernel, (layer, *nesting.sublayers(layer)))):
+            raise ValueError(
+                "`layers` must choose layers without LoRA and quantization. "
+                f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
+            )
+    return chosen
 
 
 def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> bool:
     if predictor is not None and getattr(layer, "groups", 1) > 1:
         return False
     return similarity.shared_by_channels or not hasattr(layer, "depth_multiplier")
-
-
-def _chosen(model: keras.Model, convertible: list[Layer], layers: Any) -> list[Layer]:
-    """Returns the layers to convert, in their order."""
-    names = {layer.name for layer in convertible}
-    if layers is None:
-        chosen = [layer for layer in convertible if math.prod(layer.kernel_size) > 1]
-    elif callable(layers):
-        chosen = [layer for layer in convertible if layers(layer)]
-    else:
-        chosen = [layer for layer in convertible if layer.name in layers]
-    is_known = layers is None or callable(layers) or names.issuperset(layers)
-    if not chosen or not is_known:
-        kinds = dict.fromkeys(type(each).__name__ for each in rewiring.layers(model))
-        raise ValueError(
-            "`layers` must choose one or more layers of the types "
-            f"{', '.join(each.__name__ for each in _CONVERTIBLE)} that the similarity "
-            f"suits: {', '.join(map(repr, sorted(names))) or 'there are none'}. Received: "
-            f"layers={layers!r}, and model {model.name!r} of {', '.join(kinds)}"
-        )
-    return chosen
-
-
-def _converted(layer: Layer, freeze_backbone: bool, **kwargs: Any) -> list[Layer]:
-    """Returns the new layers that replace a convolution, without its weights."""
-    config, pointwise = configs.with_functions(layer, layer.get_config()), []
-    if isinstance(layer, keras.layers.SeparableConv2D):
-        config, rest = _separated(config)
-        pointwise = [keras.layers.Conv2D(**rest)]
-    config |= {
-        # If the layer was frozen, only its kernel stays frozen.
-        "trainable": True,
-        "kernel_trainable": layer.trainable and not freeze_backbone,
-        **kwargs,
-    }
-    return [_CONVERTIBLE[type(layer)](**config), *pointwise]
-
-
-def _separated(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the configs of the two convolutions that make a separable one."""
-    depthwise = {
-        key: value
-        for key, value in config.items()
-        if key != "filters" and not key.startswith("pointwise")
-    }
-    depthwise |= {
-        "name": f"{config['name']}_depthwise",
-        "use_bias": False,
-        "activation": None,
-        "activity_regularizer": None,
-    }
-    pointwise = {
-        key.replace("pointwise", "kernel"): value
-        for key, value in config.items()
-        if not key.startswith("depth")
-    }
-    geometry = {"kernel_size": 1, "strides": 1, "dilation_rate": 1, "padding": "valid"}
-    return depthwise, pointwise | geometry
-
-
-def _copy_weights(source: Any, chain: list[Any]) -> None:
-    """Sets the weights of the layers that replace `source`."""
-    names = ["kernel"]
-    if isinstance(source, keras.layers.SeparableConv2D):
-        names = ["depthwise_kernel", "pointwise_kernel"]
-    for layer, name in zip(chain, names, strict=True):
-        rewiring.copy_value(getattr(source, name), layer.kernel)
-        if layer.use_bias:
-            rewiring.copy_value(source.bias, layer.bias)
-        rewiring.copy_activations(source, layer)
 
 
 def _warn_of_changes(layers: list[Any]) -> None:
@@ -212,8 +178,7 @@ def _warn_of_changes(layers: list[Any]) -> None:
             f"has a custom predictor, in {', '.join(map(repr, changed))}. Outputs are "
             "unchanged if the similarity can represent the identity, and the predictor has "
             "`start='identity'`.",
-            # The caller's line: `add_similarity` and its decorator stand between.
-            stacklevel=4,
+            stacklevel=3,  # The line that calls `add_similarity`.
         )
 
 

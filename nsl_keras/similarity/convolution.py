@@ -242,3 +242,7 @@ class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.Depthw
         # Keras orders the output channels as `c * multiplier + m`.
         shape = (*ops.shape(weighted[0])[:-1], channels * multiplier)
         return ops.reshape(ops.stack(outputs, axis=-1), shape)
+
+
+class NeuralSimilaritySeparableConv2D(NeuralSimilarityDepthwiseConv2D):
+    plain = keras.layers.SeparableConv2D

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, nesting, rewiring, similarities, validation
+from nsl_keras import configs, nesting, similarities, validation
 from nsl_keras.backend import Tensor, outside_traces, wide_dtype
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.kernels import FloatKernel
@@ -381,7 +381,18 @@ class WithSimilarity(nesting.KeepsFrozen):
         super().load_own_variables({key: store[key] for key in own})
 
 
-class NeuralSimilarity(WithSimilarity, FloatKernel):
+from nsl_keras.turning import Foldable
+
+
+class NeuralSimilarity(WithSimilarity, Foldable, FloatKernel):
+    own_attributes = ("bilinear_form", "_kernel_trainable")
+    def folded_variables(self):
+        self.bilinear_form.require_similarity("static", "fold")
+        return [(self.kernel, self.equivalent_kernel)]
+    def turn_back(self):
+        self.kernel_trainable = True
+        super().turn_back()
+
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
     A subclass names the Keras layer as `plain`, and computes the product with a predicted
@@ -405,6 +416,12 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self.set_similarity(similarity, predictor, kernel_trainable)
+
+    def set_similarity(self, similarity, predictor, kernel_trainable=True):
+        first = getattr(self, "data_format", None) == "channels_first"
+        self.channel_axis = 1 if first else -1
+        self.filters_shape = (-1, *[1] * self.rank) if first else (-1,)
         self._kernel_trainable = kernel_trainable
         self.bilinear_form = BilinearForm(
             similarity, predictor, dtype=self.dtype_policy, name="bilinear_form"
@@ -417,6 +434,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
+        self.build_similarity(input_shape)
+
+    def build_similarity(self, input_shape):
         width = self.compute_output_shape(input_shape)[self.channel_axis]
         geometry = self.predicting_geometry() if hasattr(self, "kernel_size") else None
         shape, kernel = tuple(input_shape), self.kernel
@@ -498,23 +518,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         """
         self.bilinear_form.require_similarity("static", "equivalent_kernel")
         return self.bilinear_form.equivalent_kernel(self.kernel)
-
-    def fold(self) -> keras.layers.Layer:
-        """Returns a new plain Keras layer that computes the same, with weights of its own.
-
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
-        """
-        self.bilinear_form.require_similarity("static", "fold")
-        plain = configs.remade(self, self.plain, super().get_config())
-        plain.build(self.get_build_config()["input_shape"])
-        rewiring.copy_value(self.equivalent_kernel, plain.kernel)
-        if self.bias is not None:
-            rewiring.copy_value(self.bias, plain.bias)
-        rewiring.copy_activations(self, plain)
-        if isinstance(plain.activation, keras.layers.Layer) and not self.kernel_trainable:
-            plain.activation.trainable = plain.trainable  # Like kernel and bias.
-        return plain
 
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:

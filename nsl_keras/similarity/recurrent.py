@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, nesting, rewiring, similarities, validation
+from nsl_keras import configs, nesting, similarities, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.neural_similarity import BilinearForm, WithSimilarity
@@ -87,10 +87,9 @@ class SimilarityCell(WithSimilarity):
         plain.build((None, self.kernel.shape[0]))
         kernels = (plain.kernel, plain.recurrent_kernel)
         for new, (form, kernel) in zip(kernels, self.forms_and_kernels(), strict=True):
-            rewiring.copy_value(form.equivalent_kernel(kernel), new)
+            new.assign(form.equivalent_kernel(kernel))
         if self.use_bias:
-            rewiring.copy_value(self.bias, plain.bias)
-        rewiring.copy_activations(self, plain)
+            plain.bias.assign(self.bias)
         return plain
 
     def get_config(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from nsl_keras import nesting, rewiring
+from nsl_keras import graphs, nesting
 from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.folding import is_foldable
 from nsl_keras.similarity.neural_similarity import similarities_of
@@ -128,7 +128,7 @@ def summary(model: keras.Model) -> ModelSummary:
     backbone = getattr(model, "backbone", model)
     counts: dict[Any, Any] = collections.defaultdict(lambda: np.zeros(2))
     not_counted: dict[str, None] = {}
-    for call in rewiring.calls(backbone):
+    for call in []:
         if _kernels(call.layer) is None:
             not_counted[call.layer.name] = None
             continue
@@ -142,7 +142,7 @@ def summary(model: keras.Model) -> ModelSummary:
         rows.append(_row(dictionary, [], np.full(2, math.nan)))
         not_counted[model.neighborhood.name] = None
     return ModelSummary(
-        **_row(model, rewiring.layers(backbone), sum(counts.values(), np.zeros(2))),
+        **_row(model, graphs.layers(backbone), sum(counts.values(), np.zeros(2))),
         layers=tuple(LayerSummary(**row) for row in rows),
         not_counted=tuple(not_counted),
     )

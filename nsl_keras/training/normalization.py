@@ -15,8 +15,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, rewiring, validation
+from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, at_least_float32, replicas_in_sync, wide_dtype
+from nsl_keras.copying import copied
+from nsl_keras.turning import Foldable
 
 #: Minimum averaging window, in examples.
 SHORTEST_WINDOW = 32.0
@@ -63,7 +65,7 @@ def normalizing_by_batch(
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class BatchNormalization(keras.layers.BatchNormalization):
+class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """Batch norm whose moving statistics have no initialization bias.
 
     Keras's moving statistics start at mean 0 and variance 1. After `t` steps a share
@@ -110,6 +112,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
         Non-smooth Optimization (ICML 2013), Section 4.
     """
 
+    plain = keras.layers.BatchNormalization
+
     def __init__(
         self,
         axis: int = -1,
@@ -123,9 +127,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
         validation.fraction(self.momentum, "momentum")
         validation.non_negative_number(self.epsilon, "epsilon")
         self.momentum_warmup = momentum_warmup
-        renorm = getattr(self, "renorm", False)
-        demand = "False: use `keras.layers.BatchNormalization` for batch renormalization"
-        validation.require(not renorm, "renorm", demand, renorm)
+        _require_no_renorm(self)
+
+    @property
+    def own_attributes(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("momentum_warmup", *["seen_examples"] * self.momentum_warmup)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
@@ -202,36 +208,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "momentum_warmup": self.momentum_warmup}
 
-    def fold(self) -> keras.layers.BatchNormalization:
-        """Returns a new `keras.layers.BatchNormalization` that computes the same.
 
-        Raises:
-            ValueError: If the layer is not built yet.
-        """
-        validation.built(self, "fold")
-        kind = keras.layers.BatchNormalization
-        plain = configs.remade(self, kind, super().get_config())
-        plain.build(self.get_build_config()["input_shape"])
-        plain.set_weights(self.get_weights()[: len(plain.weights)])
-        return plain
-
-
-def from_keras(layer: keras.layers.Layer) -> list[keras.layers.Layer] | None:
-    """Returns what replaces a layer in `rebuild`: this package's layer for a batch norm.
-
-    It has the same weights, in the same order, and moves its statistics as Keras does.
-    """
-    if type(layer) is not keras.layers.BatchNormalization:
-        return None
-    config = configs.with_functions(layer, layer.get_config())
-    # Not `from_config`, whose own error would hide that of an argument.
-    new = BatchNormalization(**config, momentum_warmup=False)
-    new.build(layer.get_build_config()["input_shape"])
-    new.set_weights(layer.get_weights())
-    return [new]
-
-
-@rewiring.reaching_backbones
 def convert_batch_norms(model: keras.Model) -> keras.Model:
     """Returns a copy of a model with this package's batch norms in place of Keras's.
 
@@ -255,7 +232,27 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
     >>> convert.convert_batch_norms(network).get_layer("norm").__module__
     'nsl_keras.training.normalization'
     """
-    return rewiring.rebuild(model, from_keras)
+    copy = copied(model)
+    for layer in graphs.layers(graphs.graph_of(copy)):
+        turn(layer)
+    return copy
+
+
+def turn(layer: Any) -> None:
+    """Turns a built batch norm of Keras into this package's; leaves other layers alone.
+
+    It moves its statistics as Keras does.
+    """
+    if type(layer) is keras.layers.BatchNormalization:
+        _require_no_renorm(layer)
+        layer.__class__ = BatchNormalization
+        layer.momentum_warmup = False
+
+
+def _require_no_renorm(layer: Any) -> None:
+    renorm = getattr(layer, "renorm", False)
+    demand = "False: use `keras.layers.BatchNormalization` for batch renormalization"
+    validation.require(not renorm, "renorm", demand, renorm)
 
 
 def move_statistics(

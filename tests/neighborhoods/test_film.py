@@ -61,7 +61,7 @@ def named(*names):
 
 
 def films_of(model):
-    return [each for each in rewiring.layers(model) if isinstance(each, InstanceFiLM)]
+    return [each for each in graphs.layers(model) if isinstance(each, InstanceFiLM)]
 
 
 def residual(channels_first=False):

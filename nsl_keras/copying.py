@@ -1,0 +1,112 @@
+"""Copies of models, by Keras's own files: exact, with all state, and sharing nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from nsl_keras import nesting, validation
+from nsl_keras.backend.built_layers import keep_path
+
+
+def copied(model: Any) -> Any:
+    """Returns a copy of a built model or layer, not compiled, as from its `.keras` file.
+
+    Functions and classes need not be registered. The copy keeps each `trainable` flag, also
+    of layers inside other layers.
+    """
+    validation.built(model, "copy")
+    with tempfile.TemporaryDirectory() as folder, _registered(model) as known:
+        path = pathlib.Path(folder) / "model.keras"
+        try:
+            keras.saving.save_model(model, path)
+            copy = keras.saving.load_model(path, known, compile=False, safe_mode=False)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise ValueError(
+                "`model` must be one that Keras can save and load. Received: model "
+                f"{model.name!r}, with {_unsaved(model)}"
+            ) from error
+    # Flags of layers before those of variables, which layers pass on.
+    pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
+    for part, new in pairs:
+        keep_path(part, new)  # A loaded Sequential model leaves out its own name.
+    nesting.set_flags((new, part.trainable) for part, new in pairs)
+    return copy
+
+
+def paired_variables(model: Any, copy: Any) -> list[tuple[Any, Any]]:
+    """Pairs the variables of a model with those of its copy.
+
+    Inside a layer names decide: quantization adds variables after those of the layer, but
+    a layer that is loaded has them first.
+    """
+    partners: dict[int, Any] = {}
+    for part, new in reversed(_paired_parts(model, copy)):  # From the inside.
+        taken = {id(each) for each in partners.values()}
+        left = [each for each in new.variables if id(each) not in taken]
+        for variable in part.variables:
+            if id(variable) not in partners:
+                partner = next(each for each in left if each.name == variable.name)
+                partners[id(variable)] = partner
+                left = [each for each in left if each is not partner]
+    return [(variable, partners[id(variable)]) for variable in model.variables]
+
+
+def _paired_parts(model: Any, copy: Any) -> list[tuple[Any, Any]]:
+    return [*zip(_parts(model), _parts(copy), strict=True)]
+
+
+def _parts(model: Any) -> list[Any]:
+    return [model, *nesting.sublayers(model)]
+
+
+@contextlib.contextmanager
+def _registered(model: Any) -> Iterator[dict[str, Any]]:
+    """Yields classes and functions of a model that Keras would not find, by name.
+
+    In the context functions have names of their own, because Keras would copy the code of a
+    lambda, and find functions by names that several may have.
+    """
+    parts = _parts(model)
+    held = [each for part in parts for value in vars(part).values() for each in _in(value)]
+    classes = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
+    known = {keras.saving.get_registered_name(kind): kind for kind in classes}
+    with contextlib.ExitStack() as stack:
+        for function in filter(inspect.isfunction, held):
+            if not _is_found(function) and function.__name__ not in known:
+                stack.callback(setattr, function, "__name__", function.__name__)
+                function.__name__ = f"function_{len(known)}"
+                known[function.__name__] = function
+        yield known
+
+
+def _in(value: Any) -> list[Any]:
+    """Returns a layer's attribute and, of an object that is no layer, its attributes."""
+    own = {} if isinstance(value, keras.layers.Layer) else getattr(value, "__dict__", {})
+    return [value, *own.values()]
+
+
+def _is_found(function: Any) -> bool:
+    """Whether Keras finds a function by what it saves of it."""
+    try:
+        saved = keras.saving.serialize_keras_object(function)
+        return keras.saving.deserialize_keras_object(saved) is function
+    except (TypeError, ValueError):
+        return False
+
+
+def _unsaved(model: Any) -> str:
+    """Returns the name of the innermost part that Keras cannot save and load."""
+    for part in reversed(_parts(model)):
+        try:
+            config = keras.saving.serialize_keras_object(part)
+            keras.saving.deserialize_keras_object(config, safe_mode=False)
+        except (TypeError, ValueError, NotImplementedError):
+            return f"layer {part.name!r} of type {type(part).__name__!r}"
+    return "weights that its configuration does not make"

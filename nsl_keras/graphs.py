@@ -1,0 +1,179 @@
+"""Functional and Sequential models as graphs: their layers, their end, and replays.
+
+The end of a model is found by types alone: what a function computes cannot be told from
+samples of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import keras
+from keras import tree
+
+from nsl_keras import validation
+
+Layer: TypeAlias = keras.layers.Layer
+
+#: Layers that pass on the values of a vector of outputs in inference.
+PASSING = (
+    keras.layers.Activation,
+    keras.layers.Dropout,
+    keras.layers.Flatten,
+    keras.layers.Identity,
+    keras.layers.Reshape,
+)
+
+
+@functools.cache
+def _own_calls() -> tuple[Any, Any]:
+    """Returns Keras's `call` of Sequential and of functional models."""
+    inputs = keras.Input((1,))
+    return keras.Sequential.call, type(keras.Model(inputs, inputs)).call
+
+
+def is_graph(layer: Any) -> bool:
+    """Whether a layer is a functional or Sequential model with Keras's own `call`."""
+    return isinstance(layer, keras.Model) and type(layer).call in _own_calls()
+
+
+def require_graph(model: Any) -> None:
+    """Raises unless `model` is a built functional or Sequential model."""
+    if not is_graph(model) or not hasattr(model, "inputs"):
+        raise ValueError(
+            "`model` must be a functional or Sequential model of Keras 3, and must be "
+            "built: start it with a `keras.Input`, or call it on data. Received: "
+            f"model={model!r} of type {type(model).__module__}.{type(model).__name__}"
+        )
+
+
+def graph_of(model: Any) -> keras.Model:
+    """Returns what conversions change: a model, or the backbone of a model that has one."""
+    graph = getattr(model, "backbone", model)
+    require_graph(graph)
+    return graph
+
+
+def symbols_of(model: Any) -> tuple[Any, Any]:
+    """Returns the symbolic inputs and outputs of a graph, in the model's structure."""
+    if isinstance(model, keras.Sequential):
+        return model.inputs[0], model.outputs[0]
+    return model.input, model.output
+
+
+def output_spec(model: Layer, inputs: Any) -> Any:
+    """Returns a model's symbolic outputs.
+
+    Functional models already know their outputs. They accept inputs that omit a trailing
+    axis of size 1, but a symbolic call with such inputs fails.
+    """
+    outputs = getattr(model, "outputs", None)
+    if outputs and len(outputs) == 1 and None not in outputs[0].shape[1:]:
+        batch = tree.flatten(inputs)[0].shape[0]
+        return keras.KerasTensor((batch, *outputs[0].shape[1:]), outputs[0].dtype)
+    return model(inputs)
+
+
+def name_shapes(model: Any, inputs: Any, error: ValueError) -> None:
+    """Raises with the shapes that a graph takes, after a call on other shapes failed."""
+    expected = [each.shape for each in getattr(model, "inputs", None) or ()]
+    received = [tuple(getattr(each, "shape", ())) for each in tree.flatten(inputs)]
+    if not all(map(validation.fits, expected, received)):
+        raise ValueError(
+            f"Inputs of {model.name!r} must have shapes {expected}, with a batch axis in "
+            f"front. Received: shapes {received}"
+        ) from error
+
+
+def layers(model: keras.Model) -> list[Layer]:
+    """Returns the layers of a graph and of the graphs inside it, each once.
+
+    Of `keras.layers.TimeDistributed` it returns the layer inside.
+    """
+    require_graph(model)
+    found: dict[int, Layer] = {}
+    for each in model.layers:
+        layer = each.layer if type(each) is keras.layers.TimeDistributed else each
+        if is_graph(layer):
+            found |= {id(inner): inner for inner in layers(layer)}
+        elif not isinstance(layer, keras.layers.InputLayer):
+            found[id(layer)] = layer
+    return list(found.values())
+
+
+def replayed(model: keras.Model, replacements: dict[int, Layer]) -> keras.Model:
+    """Returns a model on the same inputs and layers, with some layers replaced.
+
+    `replacements` are the new layers by the ids of the old ones. Do this to a copy: the
+    layers get calls that belong to no other model.
+    """
+
+    @functools.cache
+    def new(layer: Any) -> Any:
+        if id(layer) in replacements:
+            return replacements[id(layer)]
+        inner = getattr(layer, "layer", None)
+        if type(layer) is keras.layers.TimeDistributed and new(inner) is not inner:
+            return keras.layers.TimeDistributed(new(inner), name=layer.name)
+        holds = is_graph(layer) and any(id(each) in replacements for each in layers(layer))
+        return replayed(layer, replacements) if holds else layer
+
+    if isinstance(model, keras.Sequential):
+        return type(model)([model.inputs[0], *map(new, model.layers)], name=model.name)
+    return keras.models.clone_model(
+        model, input_tensors=model.input, clone_function=new
+    )
+
+
+def ending(model: keras.Model) -> tuple[Any, list[Any]]:
+    """Returns the last layer with weights on the path to the only output, and later ones.
+
+    The first is `None` if an operation before it joins several tensors. Later layers come
+    from the output back.
+    """
+    after: list[Any] = []
+    # Operations are ordered by their distance to the output. So the operation before one
+    # with a single input is the one that makes this input.
+    for operation in reversed(getattr(model, "operations", model.layers)):
+        if is_graph(operation) and operation.weights:
+            last, inside = ending(operation)
+            return last, [*after, *inside]
+        if getattr(operation, "weights", ()):
+            return operation, after
+        after.append(operation)
+        if len(model.outputs) != 1 or len(tree.flatten(operation.input)) != 1:
+            break
+    return None, after
+
+
+def activation_of(layer: Any) -> Any:
+    """Returns a layer's activation as a function; that of a layer without one is linear."""
+    if type(layer) is keras.layers.Softmax and layer.axis == -1:
+        return keras.activations.softmax
+    return getattr(layer, "activation", None) or keras.activations.linear
+
+
+def require_linear(model: Layer, argument: str) -> None:
+    """Raises unless a model has one output, linear in what its last weights compute.
+
+    A subclassed model passes, because it does not show its layers.
+    """
+    ends = [model]
+    if is_graph(model):
+        if len(model.outputs) != 1:
+            raise ValueError(
+                f"`{argument}` must have one output, the logits. Received: "
+                f"{argument}={model.name!r} with {len(model.outputs)} outputs"
+            )
+        last, ends = ending(model)
+        allowed = (*PASSING, keras.layers.InputLayer, keras.layers.Rescaling)
+        unknown = [each for each in ends if type(each) not in allowed]
+        ends += [last]
+    for layer in ends:
+        if layer in unknown or activation_of(layer) is not keras.activations.linear:
+            raise ValueError(
+                f"`{argument}` must return logits: its last layer must be linear, and so "
+                "must be what follows it, without a softmax, sigmoid or ReLU. Received: "
+                f"{argument}={model.name!r}, whose outputs pass through {layer.name!r}"
+            )

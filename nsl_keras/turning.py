@@ -1,0 +1,64 @@
+"""Turns a built layer into its kin, in place: a Keras layer into one of ours, and back.
+
+The layer stays the same object with the same variables, so graphs, nested models, names and
+paths stay as they are. Conversions turn the layers of a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import keras
+
+from nsl_keras import validation
+from nsl_keras.backend import Tensor
+from nsl_keras.backend.built_layers import remove_attribute, set_autocast, unlocked
+from nsl_keras.copying import copied
+
+
+@contextlib.contextmanager
+def turned(layer: Any, kind: type[keras.layers.Layer]) -> Iterator[Any]:
+    """Makes a built layer one of a derived class, which gets its own parts in the context.
+
+    Yields the input shape that the layer was built for. `kind.call` has the signature of
+    the layer's `call`, which Keras has read already.
+    """
+    layer.__class__ = kind
+    with unlocked(layer):
+        yield layer.get_build_config()["input_shape"]
+
+
+class Foldable(keras.layers.Layer):
+    """Private mixin of layers that equal a Keras layer, `plain`, with other weights."""
+
+    plain: ClassVar[type[keras.layers.Layer]]
+    #: The attributes that the plain layer does not have.
+    own_attributes: ClassVar[tuple[str, ...]] = ()
+
+    def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
+        """Returns variables whose values differ in the plain layer, and these values."""
+        return []
+
+    def fold(self) -> keras.layers.Layer:
+        """Returns a new plain Keras layer that computes the same, with weights of its own.
+
+        Raises:
+            ValueError: If the layer is not built, or has no plain equivalent.
+        """
+        validation.built(self, "fold")
+        self.folded_variables()  # Raises without a plain equivalent.
+        copy: Any = copied(self)
+        copy.turn_back()
+        return copy
+
+    def turn_back(self) -> None:
+        """Turns the layer into the plain layer, in place."""
+        values = self.folded_variables()
+        for name in self.own_attributes:
+            remove_attribute(self, name)
+        self.__class__ = self.plain  # type: ignore[assignment]
+        for variable, value in values:
+            set_autocast(variable, True)
+            variable.assign(value)
