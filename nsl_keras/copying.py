@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import pathlib
 import tempfile
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +23,11 @@ def copied(model: Any) -> Any:
     of layers inside other layers.
     """
     validation.built(model, "copy")
-    with tempfile.TemporaryDirectory() as folder, _registered(model) as known:
-        path = pathlib.Path(folder) / "model.keras"
+    with contextlib.ExitStack() as stack:
+        path = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), "model.keras")
+        known = stack.enter_context(_registered(model))
+        # Keras warns of functions that another process could not load.
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
         try:
             keras.saving.save_model(model, path)
             copy = keras.saving.load_model(path, known, compile=False, safe_mode=False)
@@ -88,12 +92,14 @@ def _registered(model: Any) -> Iterator[dict[str, Any]]:
 
 def _in(value: Any) -> list[Any]:
     """Returns a layer's attribute and, of an object that is no layer, its attributes."""
-    own = {} if isinstance(value, keras.layers.Layer) else getattr(value, "__dict__", {})
-    return [value, *own.values()]
+    is_object = hasattr(value, "get_config") and not isinstance(value, keras.layers.Layer)
+    return [value, *(vars(value).values() if is_object else ())]
 
 
 def _is_found(function: Any) -> bool:
     """Whether Keras finds a function by what it saves of it."""
+    if function.__name__ == "<lambda>":
+        return False
     try:
         saved = keras.saving.serialize_keras_object(function)
         return keras.saving.deserialize_keras_object(saved) is function

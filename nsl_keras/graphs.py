@@ -121,18 +121,18 @@ def replayed(model: keras.Model, replacements: dict[int, Layer]) -> keras.Model:
 
     if isinstance(model, keras.Sequential):
         return type(model)([model.inputs[0], *map(new, model.layers)], name=model.name)
-    return keras.models.clone_model(
-        model, input_tensors=model.input, clone_function=new
-    )
+    return keras.models.clone_model(model, input_tensors=model.input, clone_function=new)
 
 
 def ending(model: keras.Model) -> tuple[Any, list[Any]]:
     """Returns the last layer with weights on the path to the only output, and later ones.
 
-    The first is `None` if an operation before it joins several tensors. Later layers come
-    from the output back.
+    The first is `None` if there are several outputs, or an operation after it joins several
+    tensors. Later layers come from the output back.
     """
     after: list[Any] = []
+    if len(model.outputs) != 1:
+        return None, after
     # Operations are ordered by their distance to the output. So the operation before one
     # with a single input is the one that makes this input.
     for operation in reversed(getattr(model, "operations", model.layers)):
@@ -142,15 +142,15 @@ def ending(model: keras.Model) -> tuple[Any, list[Any]]:
         if getattr(operation, "weights", ()):
             return operation, after
         after.append(operation)
-        if len(model.outputs) != 1 or len(tree.flatten(operation.input)) != 1:
+        if len(tree.flatten(operation.input)) != 1:
             break
     return None, after
 
 
 def activation_of(layer: Any) -> Any:
     """Returns a layer's activation as a function; that of a layer without one is linear."""
-    if type(layer) is keras.layers.Softmax and layer.axis == -1:
-        return keras.activations.softmax
+    if type(layer) is keras.layers.Softmax:
+        return keras.activations.softmax if layer.axis == -1 else None
     return getattr(layer, "activation", None) or keras.activations.linear
 
 
@@ -159,7 +159,7 @@ def require_linear(model: Layer, argument: str) -> None:
 
     A subclassed model passes, because it does not show its layers.
     """
-    ends = [model]
+    ends, unknown = [model], []
     if is_graph(model):
         if len(model.outputs) != 1:
             raise ValueError(

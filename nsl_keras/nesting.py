@@ -58,6 +58,17 @@ def set_flags(flags: Iterable[tuple[Any, bool]]) -> None:
             part.trainable = trainable
 
 
+def unfreeze_holders(model: Layer, held: Iterable[Layer]) -> None:
+    """Unfreezes what holds some layers, and nothing else.
+
+    A frozen model would freeze all that it holds when it is loaded.
+    """
+    found = {*held}
+    parts = [model, *sublayers(model)]
+    flags = [(each, each.trainable or not found.isdisjoint(sublayers(each))) for each in parts]
+    set_flags([*flags, *((each, each.trainable) for each in model.variables)])
+
+
 def pass_on_frozen(layer: Layer) -> None:
     """Freezes the sublayers that a frozen layer made; call it at the end of `build`.
 

@@ -145,7 +145,7 @@ def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class ModulatedBatchNormalization(BatchNormalization):
+class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
     """A batch norm, followed by an `InstanceFiLM`, which is its attribute `film`.
 
     `nsl_keras.convert.add_film` turns batch norms into this layer.
@@ -262,11 +262,14 @@ def add_film(
             f"batch norm. Received: where={where!r}, which chooses none of {model.name!r}"
         )
     copy = copied(model)
-    layers = graphs.layers(graphs.graph_of(copy))
-    for layer in (layers[place] for place in places):
+    graph = graphs.graph_of(copy)
+    layers = graphs.layers(graph)
+    chosen: list[Any] = [layers[place] for place in places]
+    for layer in chosen:
         turn(layer)  # A batch norm of Keras into ours, which has all that is needed.
         with turned(layer, ModulatedBatchNormalization) as input_shape:
             layer.dictionary_size = dictionary_size
             layer.build_film(input_shape)
-            nesting.pass_on_frozen(layer)
+    # An iFiLM is trained, also behind a frozen batch norm of a frozen model.
+    nesting.unfreeze_holders(graph, chosen)
     return copy

@@ -31,12 +31,13 @@ def split_classifier(
         and (each is last or type(each) in (*graphs.PASSING, keras.layers.Softmax))
         for each in ends
     ):
-        names = [repr(each.name) for each in reversed(ends) if each is not None]
+        names = [repr(each.name) for each in (last, *reversed(after)) if each is not None]
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
             "1x1 convolution of a 1x1 map; in classification a softmax may follow, but "
             "not a sigmoid of one output (use a softmax of two outputs). "
-            f"Received: model {model.name!r}, which ends in {', '.join(names)}"
+            f"Received: model {model.name!r}, which ends in "
+            f"{', '.join(names) or 'several outputs'}"
         )
     flat = {
         id(each): keras.layers.Flatten(
@@ -44,12 +45,15 @@ def split_classifier(
         )
         for each in ends
     }
-    is_vector = len(last.output.shape) == (4 if isinstance(last, keras.layers.Conv2D) else 2)
-    graphs_on_path = filter(graphs.is_graph, (copy, *sublayers(copy)))
-    reached = [graph.outputs[0] for graph in graphs_on_path] + [each.input for each in after]
-    # A layer's `output` is that of its first call.
-    is_last = any(tensor is last.output for tensor in reached)
-    if not is_vector or len(model.output_shape) != 2 or not is_last:
+    holding = [each for each in (copy, *sublayers(copy)) if graphs.is_graph(each)]
+    reached = [each.outputs[0] for each in holding] + [each.input for each in after]
+    # A layer's `output` is that of its first call. Sequential models call a layer once.
+    is_last = any(each is last.output for each in reached) or any(
+        last in each.layers for each in holding if isinstance(each, keras.Sequential)
+    )
+    rank = 4 if isinstance(last, keras.layers.Conv2D) else 2
+    is_vector = len(last.output.shape) == rank and len(model.output_shape) == 2
+    if not is_vector or not is_last:
         raise ValueError(
             "`model` must have one output, of shape (batch, classes) or (batch, targets), "
             "and use its last layer once. Received: output shapes "

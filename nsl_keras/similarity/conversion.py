@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import graphs, nesting, similarities, validation
+from nsl_keras.backend.built_layers import set_autocast
 from nsl_keras.copying import copied
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
@@ -109,7 +110,6 @@ def add_similarity(
     places = _chosen(model, similarity, predictor, layers)
     copy = copied(model)
     graph = graphs.graph_of(copy)
-    parts = [graph, *nesting.sublayers(graph)]
     held = graphs.layers(graph)
     chosen: list[Any] = [held[place] for place in places]
     for layer in chosen:
@@ -118,16 +118,16 @@ def add_similarity(
                 similarity, predictor, layer.trainable and not freeze_backbone
             )
             layer.build_similarity(input_shape)
+        # `M^T W` is computed in the dtype of the variables.
+        set_autocast(layer.similarity_kernel, False)
     _warn_of_changes(chosen)
-    # A similarity is trained, also in a frozen layer of a frozen model.
-    holders = [each for each in parts if {*chosen} & {each, *nesting.sublayers(each)}]
-    new = {id(each) for layer in chosen for each in nesting.sublayers(layer)}
-    flags = [
-        (each, each in holders or (each.trainable and not freeze_backbone))
-        for each in parts
-        if id(each) not in new
-    ]
-    nesting.set_flags(flags)
+    new = {*chosen, *(each for layer in chosen for each in nesting.sublayers(layer))}
+    for layer in nesting.sublayers(graph):
+        if layer in chosen:
+            layer.trainable = True  # If it was frozen, only its kernel stays frozen.
+        elif freeze_backbone and layer not in new and new.isdisjoint(nesting.sublayers(layer)):
+            layer.trainable = False
+    nesting.unfreeze_holders(graph, chosen)
     return copy
 
 

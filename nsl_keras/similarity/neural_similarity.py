@@ -386,6 +386,8 @@ from nsl_keras.turning import Foldable
 
 class NeuralSimilarity(WithSimilarity, Foldable, FloatKernel):
     own_attributes = ("bilinear_form", "_kernel_trainable")
+    @property
+    def similarity_kernel(self): return self.kernel
     def folded_variables(self):
         self.bilinear_form.require_similarity("static", "fold")
         return [(self.kernel, self.equivalent_kernel)]

@@ -232,6 +232,7 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
     >>> convert.convert_batch_norms(network).get_layer("norm").__module__
     'nsl_keras.training.normalization'
     """
+    graphs.graph_of(model)
     copy = copied(model)
     for layer in graphs.layers(graphs.graph_of(copy)):
         turn(layer)

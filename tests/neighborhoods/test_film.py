@@ -11,10 +11,12 @@ from helpers import (
     normal,
     randomize,
     refusing,
+    reloaded,
     values,
 )
 
-from nsl_keras import convert, rewiring
+import nsl_keras
+from nsl_keras import convert, graphs
 from nsl_keras.layers import InstanceFiLM
 
 
@@ -61,7 +63,7 @@ def named(*names):
 
 
 def films_of(model):
-    return [each for each in graphs.layers(model) if isinstance(each, InstanceFiLM)]
+    return [each.film for each in graphs.layers(model) if hasattr(each, "film")]
 
 
 def residual(channels_first=False):
@@ -105,19 +107,20 @@ def check_start(model, new_model, inputs=IMAGES):
     [
         ("all", ["first_norm", "second_norm", "dense_norm"]),
         ("last", ["dense_norm"]),
-        (lambda layer: layer.name in ("second", "relu"), ["second", "relu"]),
+        (named("second_norm", "relu"), ["second_norm"]),
     ],
     ids=["all", "last", "function"],
 )
 def test_places(where, after):
     model = residual()
     new_model = convert.add_film(model, where, dictionary_size=4)
-    films = films_of(new_model)
-    assert [film.dictionary_size for film in films] == [4] * len(after)
-    for film, name in zip(films, after, strict=True):
-        assert film.input is new_model.get_layer(name).output
-        assert film.name == f"{name}_film"
+    found = [each for each in new_model.layers if hasattr(each, "film")]
+    assert [each.name for each in found] == after
+    assert [each.film.dictionary_size for each in found] == [4] * len(after)
     assert new_model.name == "net" and not new_model.compiled
+    paths = [variable.path for variable in model.variables]
+    assert set(paths) < {variable.path for variable in new_model.variables}
+    assert found[0].film.keys.path == f"{after[0]}/film/keys"
     check_start(model, new_model)
 
 
@@ -127,27 +130,6 @@ def test_channels_first():
     found = [(film.axis, film.keys.shape[-1]) for film in films_of(new_model)]
     assert found == [(1, 4), (1, 4), (-1, 5)]
     check_start(model, new_model, images)
-    # Some layers have no data format of their own.
-    new_model = convert.add_film(model, named("second", "relu", "dense"))
-    assert [film.axis for film in films_of(new_model)] == [1, 1, -1]
-    check_start(model, new_model, images)
-
-
-def test_the_layout_is_the_network_s_own():
-    """Whatever Keras's global setting is; a model of two layouts must name the axis."""
-    model = residual()
-    keras.config.set_image_data_format("channels_first")
-    try:
-        films = films_of(convert.add_film(model, named("relu")))
-    finally:
-        keras.config.set_image_data_format("channels_last")
-    assert [(film.axis, film.keys.shape[-1]) for film in films] == [(-1, 4)]
-    inputs = keras.Input((8, 8, 8))
-    outputs = keras.layers.Conv2D(4, 3)(inputs)
-    outputs = keras.layers.ReLU(name="relu")(outputs)
-    outputs = keras.layers.MaxPooling2D(2, data_format="channels_first")(outputs)
-    with pytest.raises(ValueError, match=r"whose channel axis is known.*'relu'"):
-        convert.add_film(keras.Model(inputs, outputs), named("relu"))
 
 
 def net(layer):
@@ -173,13 +155,29 @@ def shared_and_nested():
 def test_shared_and_nested_batch_norms():
     model = shared_and_nested()
     new_model = convert.add_film(model, "all")
-    names = sorted(film.name for film in films_of(new_model))
-    assert names == ["inside_film", "norm_film", "shared_film"]
-    assert new_model.get_layer("inner").layers[-1].name == "norm_film"
-    calls = [call.layer.name for call in rewiring.calls(new_model)]
-    assert calls.count("shared_film") == calls.count("shared") == 2
+    paths = sorted(film.path for film in films_of(new_model))
+    assert [path.split("/")[-2] for path in paths] == ["norm", "shared", "inside"]
     check_start(model, new_model)
-    assert [f.name for f in films_of(convert.add_film(model, "last"))] == ["inside_film"]
+    (film,) = films_of(convert.add_film(model, "last"))
+    assert "inside/" in film.path
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("kind", [keras.layers, nsl_keras.layers])
+def test_saves_and_trains_on(kind, tmp_path):
+    source = net(kind.BatchNormalization(name="norm"))
+    model = convert.add_film(source)
+    model.compile("sgd", "mse")
+    before = values(model.trainable_variables)
+    assert len(before) == len(source.trainable_variables) + 4
+    model.fit(IMAGES, 1 + IMAGES, verbose=0)
+    after = values(model.trainable_variables)
+    assert any(np.any(a != b) for a, b in zip(before[2:], after[2:], strict=True))
+    again = reloaded(model, tmp_path)
+    assert_equal(again(IMAGES), model(IMAGES))
+    for each in (model, again):
+        each.fit(IMAGES, 1 + IMAGES, verbose=0, shuffle=False)
+    assert_close(again(IMAGES), model(IMAGES))
 
 
 def test_masks_pass():
@@ -204,12 +202,6 @@ def test_mixed_precision_and_frozen_layers():
     check_start(model, new_model)
 
 
-def two_outputs():
-    inputs = keras.Input((4, 3))
-    outputs = keras.layers.GRU(2, return_state=True, name="recurrent")(inputs)
-    return keras.Model(inputs, outputs)
-
-
 def add(where="all", model=None, **options):
     return convert.add_film(model or residual(), where, **options)
 
@@ -221,12 +213,12 @@ test_errors = refusing(
     (lambda: InstanceFiLM().build((2, 4, None)), "axis of the input must be known"),
     (lambda: add("every"), "`where` must be one of 'all', 'last'"),
     (lambda: add(named("rule")), "which chooses none of 'net'"),
-    (lambda: add(named("recurrent"), two_outputs()), "one output .*'recurrent' w"),
+    (lambda: add(named("relu")), "none of 'net'"),
     (lambda: add(model=keras.Model()), "`model` must be a functional or Sequential"),
     (lambda: add(model=net(keras.layers.Conv2D(2, 3))), "`where` must.*none of 'net'"),
     (
         lambda: add("last", add()),
-        "not contain iFiLM yet.*with .* 'first_norm_film'",
+        "not contain iFiLM yet.*with .* 'first_norm'",
     ),
     (
         lambda: add(model=net(keras.layers.BatchNormalization(2))),

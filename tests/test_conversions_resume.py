@@ -1,0 +1,126 @@
+"""Converted models train, save, load and train on like any other model."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import as_numpy, assert_all_equal, assert_close, normal, values
+from keras import layers
+
+import nsl_keras
+from nsl_keras import convert, few_shot
+
+IMAGES = normal(8, 8, 8, 3, seed=5)
+SEQUENCES = normal(8, 6, 4, seed=5)
+LABELS = np.arange(8) % 3
+LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def stack(*parts, data=IMAGES):
+    end = [layers.Flatten(), layers.Dense(3, name="classes")]
+    return keras.Sequential([keras.Input(data.shape[1:]), *parts, *end])
+
+
+def convolutional(**options):
+    return [
+        layers.Conv2D(4, 3, name="first", **options),
+        layers.BatchNormalization(),
+        layers.ReLU(),
+        layers.Conv2D(4, 3, padding="same", strides=2, **options),
+        layers.BatchNormalization(),
+    ]
+
+
+def functional():
+    inputs = keras.Input((8, 8, 3))
+    shared = layers.Conv2D(3, 3, padding="same")
+    one = layers.BatchNormalization()(shared(inputs))
+    outputs = layers.Concatenate()([one, layers.BatchNormalization()(shared(one))])
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalMaxPooling2D()(outputs)))
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((8, 8, 3)), *convolutional()], name="inner")
+    return stack(inner, layers.GlobalAveragePooling2D())
+
+
+def frozen():
+    model = nested()
+    model.layers[0].trainable = False
+    return model
+
+
+def framed():
+    parts = [layers.Reshape((2, 4, 8, 3)), layers.TimeDistributed(layers.Conv2D(2, 3))]
+    return stack(*parts, layers.TimeDistributed(layers.BatchNormalization()))
+
+
+def neighborhoods(**options):
+    backbone = keras.Sequential([keras.Input((8, 8, 3)), *convolutional()])
+    backbone.add(layers.GlobalAveragePooling2D())
+    head = nsl_keras.layers.CosineDense(3)
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, dictionary=6, **options)
+    model.build((None, 8, 8, 3))
+    return model
+
+
+def adapted(learner):
+    backbone = keras.Sequential([keras.Input((8, 8, 3)), *convolutional(), layers.Flatten()])
+    return learner(backbone).adapt(IMAGES, LABELS, class_names=["a", "b", "c"])
+
+
+MODELS = {
+    "convolutions": lambda: stack(*convolutional()),
+    "no bias": lambda: stack(*convolutional(use_bias=False)),
+    "regularized": lambda: stack(*convolutional(kernel_regularizer="l2")),
+    "half precision": lambda: stack(*convolutional(dtype="mixed_bfloat16")),
+    "an activation with weights": lambda: stack(*convolutional(activation=layers.PReLU())),
+    "dropout": lambda: stack(*convolutional(), layers.Dropout(0.3)),
+    "depthwise": lambda: stack(layers.DepthwiseConv2D(3), layers.BatchNormalization()),
+    "separable": lambda: stack(layers.SeparableConv2D(4, 3), layers.BatchNormalization()),
+    "transposed": lambda: stack(layers.Conv2DTranspose(4, 3), layers.BatchNormalization()),
+    "functional": functional,
+    "nested": nested,
+    "frozen": frozen,
+    "inside TimeDistributed": framed,
+    "neighborhoods": neighborhoods,
+    "neighborhoods, two steps": lambda: neighborhoods(inner_steps=2),
+    "adapted": lambda: adapted(few_shot.NearestCentroid),
+}
+CONVERTERS = {
+    "add_similarity": convert.add_similarity,
+    "all trained": lambda model: convert.add_similarity(model, freeze_backbone=False),
+    "dynamic": lambda model: convert.add_similarity(model, predictor="sphere"),
+    "fold": lambda model: convert.fold(convert.add_similarity(model)),
+    "add_film": convert.add_film,
+    "convert_batch_norms": convert.convert_batch_norms,
+    "all in turn": lambda model: convert.add_film(convert.add_similarity(model)),
+}
+
+
+@pytest.mark.jax
+@pytest.mark.long
+@pytest.mark.parametrize("convert_", CONVERTERS.values(), ids=CONVERTERS)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_training_goes_on_after_loading(make, convert_, tmp_path):
+    source = make()
+    source.compile("adam", LOGITS)
+    source.fit(IMAGES, LABELS, verbose=0)
+    trained = values(source.variables)
+    model = convert_(source)
+    assert type(model) is type(source)
+    assert getattr(model, "class_names", None) == getattr(source, "class_names", None)
+    assert_close(model(IMAGES), source(IMAGES), 0.02 if "half" in str(make) else 1e-4)
+    for layer in model.layers[-1:]:
+        layer.trainable = True  # The classifier, too.
+    model.compile(keras.optimizers.Adam(0.01), LOGITS)
+    model.fit(IMAGES, LABELS, verbose=0, shuffle=False)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert_all_equal(again.optimizer.variables, model.optimizer.variables)
+    flags = [variable.trainable for variable in model.variables]
+    assert [variable.trainable for variable in again.variables] == flags
+    for each in (model, again):
+        each.fit(IMAGES, LABELS, epochs=2, verbose=0, shuffle=False)
+    for one, other in zip(model.variables, again.variables, strict=True):
+        np.testing.assert_allclose(as_numpy(one), as_numpy(other), atol=1e-5, rtol=1e-4)
+    assert_all_equal(source.variables, trained)
