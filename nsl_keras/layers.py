@@ -9,6 +9,7 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
     NeuralSimilarityDepthwiseConv2D,
+    NeuralSimilaritySeparableConv2D,
 )
 from nsl_keras.similarity.dense import NeuralSimilarityDense
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
@@ -41,6 +42,7 @@ __all__ = [
     "NeuralSimilarityGRUCell",
     "NeuralSimilarityLSTM",
     "NeuralSimilarityLSTMCell",
+    "NeuralSimilaritySeparableConv2D",
     "NeuralSimilaritySimpleRNN",
     "NeuralSimilaritySimpleRNNCell",
     "SphereConv2D",

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, validation
-from nsl_keras.backend import Tensor
+from nsl_keras import validation
+from nsl_keras.backend import Tensor, outside_traces, wide_dtype
 
 
 class Similarity(abc.ABC):
@@ -53,8 +53,8 @@ class Similarity(abc.ABC):
     unless the predictor has `residual=False`.
     Override `equivalent_kernel`, `apply_to_windows` and `apply_to_rows`, which follow from
     `matrix`, if there is a faster way. To save models, register the class with
-    `keras.saving.register_keras_serializable`, and keep the arguments of its own
-    constructor as attributes of the same names.
+    `keras.saving.register_keras_serializable`; a class with arguments of its own adds them
+    in `get_config`, as Keras's layers do.
 
     `static_only` marks structures that cannot be predicted. `shared_by_channels` is false
     if `M` is not one block for all channels. Then `size` counts the taps of every channel,
@@ -113,19 +113,12 @@ class Similarity(abc.ABC):
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(..., taps, c, o)`.
 
-        The parameters of several `M` have the same axes in front.
+        The parameters of several `M` have the same axes in front. Unless the channels share
+        `M`, the taps of all channels stand on the axis of the taps.
         """
-        *leading, taps, channels, filters = kernel.shape
-        if self.shared_by_channels:
-            matrix = self.matrix(parameters, taps)
-            # NSL Eq. (2): fold, W^T (M x) = (M^T W)^T x
-            return ops.einsum("...tu,...tco->...uco", matrix, kernel)
-        size = channels * taps
-        transposed = ops.swapaxes(self.matrix(parameters, size), -1, -2)
-        by_channel = ops.reshape(ops.swapaxes(kernel, -3, -2), (*leading, size, filters))
-        equivalent = ops.matmul(transposed, by_channel)  # NSL Eq. (1)
-        equivalent = ops.reshape(equivalent, (*leading, channels, taps, filters))
-        return ops.swapaxes(equivalent, -3, -2)
+        matrix = self.matrix(parameters, kernel.shape[-3])
+        # NSL Eq. (2): fold, W^T (M x) = (M^T W)^T x
+        return ops.einsum("...tu,...tco->...uco", matrix, kernel)
 
     def apply_to_windows(self, parameters: Tensor, windows: list[Tensor]) -> list[Tensor]:
         """Returns `M(x) x` at every output position, tap after tap on the last axis.
@@ -144,15 +137,29 @@ class Similarity(abc.ABC):
         matrix = self.matrix(parameters, rows.shape[-1])
         return ops.matmul(rows, ops.swapaxes(matrix, -1, -2))
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, which are attributes."""
-        config: dict[str, Any] = {}
-        for kind in type(self).__mro__:
-            if issubclass(kind, Similarity):
-                config |= configs.arguments_of(self, kind, [*config])
-        return config
+    def start(self, size: int, dtype: str) -> np.ndarray:
+        """Returns the parameters of the initial `M`."""
+        # In half precision an eigenvalue may round below zero.
+        wide = wide_dtype(dtype)
+        with outside_traces():  # Some similarities look at the values.
+            matrix = ops.convert_to_numpy(self.initializer((size, size), dtype=wide))
+            return np.asarray(ops.convert_to_numpy(self.parameters_from(matrix)))
 
-    from_config = classmethod(configs.from_arguments)
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments; a subclass adds its own ones."""
+        return {
+            "initializer": keras.initializers.serialize(self.initializer),
+            "regularizer": keras.regularizers.serialize(self.regularizer),
+            "constraint": keras.constraints.serialize(self.constraint),
+            "shared_by": self.shared_by,
+            "learn_shape": self.learn_shape,
+            "shape_threshold": self.shape_threshold,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Similarity:
+        """Returns a similarity with the arguments in a config."""
+        return cls(**config)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -366,6 +373,9 @@ class Sparse(Similarity):
         frozen = ops.stop_gradient(parameters)
         return mask * frozen + (parameters - frozen)
 
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "nonzeros": self.nonzeros}
+
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class Full(Unconstrained):
@@ -405,6 +415,20 @@ KINDS: dict[str, type[Similarity]] = {
 }
 
 
+def named(
+    identifier: Any, argument: str, kinds: dict[str, Any], allowed: Any, others: str
+) -> Any:
+    """Returns an object by its name, from its serialized form, or unchanged."""
+    found = identifier
+    if isinstance(identifier, str) and identifier in kinds:
+        found = kinds[identifier]()
+    elif isinstance(identifier, dict):
+        found = keras.saving.deserialize_keras_object(identifier)
+    demand = f"one of {', '.join(map(repr, kinds))}, {others}"
+    validation.require(isinstance(found, allowed), argument, demand, identifier)
+    return found
+
+
 def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     """Returns a similarity by name, from its serialized form, or unchanged.
 
@@ -421,4 +445,4 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     'Diagonal'
     """
     others = "or a `nsl_keras.similarities.Similarity`"
-    return configs.named(identifier, "similarity", KINDS, Similarity, others)
+    return named(identifier, "similarity", KINDS, Similarity, others)

@@ -58,6 +58,9 @@ class Lazy(similarities.Similarity):
         super().__init__(**kwargs)
         self.rate = rate
 
+    def get_config(self):
+        return {**super().get_config(), "rate": self.rate}
+
     def parameters_from(self, matrix):
         return (matrix - (1 - self.rate) * np.eye(len(matrix))) / self.rate
 

@@ -8,63 +8,18 @@ input, one matrix per output position, block of positions or example. At positio
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import keras
 from keras import ops
 
-from nsl_keras.backend import Tensor, at_least_float32, map_chunks
-from nsl_keras.similarity.kernels import windows
+from nsl_keras.backend import Tensor
+from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 
-class SimilarityConvolution(NeuralSimilarity):
-    """Private mixin of the convolutions: what they compute with a predicted `M(x)`."""
-
-    def dynamic_product(
-        self, inputs: Tensor, kernel: Tensor, training: bool | None
-    ) -> Tensor:
-        parameters = self.bilinear_form.parameters(inputs, training)
-        inputs = ops.moveaxis(inputs, self.channel_axis, -1)
-        if training:
-            # Anew for the gradient, and on CPUs a few examples at a time: `M(x) x` has the
-            # input's size times the number of taps. Chunks add to the kernel's gradient in
-            # float32.
-            size = math.prod(ops.shape(inputs)[1:]) * self.bilinear_form.taps
-            shared, entries = [at_least_float32(kernel)], [parameters, inputs]
-            outputs = map_chunks(self.product_of, shared, entries, size)
-        else:
-            outputs = self.product_of(kernel, parameters, inputs)
-        return ops.moveaxis(outputs, -1, self.channel_axis)
-
-    def product_of(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`.
-
-        The parameters are those of `M(x)`; the channels of the inputs are last.
-        """
-        weighted = self.weighted_windows(parameters, inputs)
-        weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), inputs.dtype)
-        parts = zip(weighted, ops.split(weights, len(weighted)), strict=True)
-        outputs = sum(
-            ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
-            for part, weight in parts
-        )
-        return ops.reshape(outputs, (*ops.shape(weighted[0])[:-1], kernel.shape[-1]))
-
-    def weighted_windows(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
-        """Returns `M(x) x` at every output position.
-
-        The last axis, in one part or several, contains the channels of each tap in turn.
-        """
-        geometry = self.kernel_size, self.strides, self.padding, self.dilation_rate
-        patches = windows(inputs, *geometry)
-        positions = ops.shape(patches[0])[1:-1]
-        parameters = self.bilinear_form.at_positions(parameters, positions)
-        return self.similarity.apply_to_windows(parameters, patches)
-
-
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
+class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
@@ -145,7 +100,7 @@ class NeuralSimilarityConv2D(SimilarityConvolution, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
+class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
     This layer, an addition to the paper, is `NeuralSimilarityConv2D` for sequences. The
@@ -169,7 +124,7 @@ class NeuralSimilarityConv1D(SimilarityConvolution, keras.layers.Conv1D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
+class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
     This layer, an addition to the paper, is `NeuralSimilarityConv2D` for volumes. A 3x3x3
@@ -190,8 +145,29 @@ class NeuralSimilarityConv3D(SimilarityConvolution, keras.layers.Conv3D):
     plain = keras.layers.Conv3D
 
 
+class DepthwiseForm(DynamicForm):
+    """A dynamic `M(x)` of a depthwise convolution."""
+
+    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+        *_, channels, multiplier = kernel.shape
+        weighted = [
+            tap
+            for part in self.weighted(parameters, inputs)
+            for tap in ops.split(part, part.shape[-1] // channels, axis=-1)
+        ]
+        weights = ops.reshape(kernel, (len(weighted), channels, multiplier))
+        weights = ops.cast(weights, inputs.dtype)
+        outputs = []
+        for each in ops.unstack(weights, multiplier, axis=-1):
+            products = zip(weighted, ops.unstack(each, len(weighted)), strict=True)
+            outputs.append(sum(tap * weight for tap, weight in products))  # NSL Eq. (3)
+        # Keras orders the output channels as `c * multiplier + m`.
+        shape = (*ops.shape(weighted[0])[:-1], channels * multiplier)
+        return ops.reshape(ops.stack(outputs, axis=-1), shape)
+
+
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.DepthwiseConv2D):
+class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
     Every input channel is convolved by itself, and all channels share one `M`. For taps
@@ -224,25 +200,58 @@ class NeuralSimilarityDepthwiseConv2D(SimilarityConvolution, keras.layers.Depthw
 
     plain = keras.layers.DepthwiseConv2D
     filter_axes = (-2, -1)
+    dynamic_form = DepthwiseForm
     operation = staticmethod(ops.depthwise_conv)
 
-    def product_of(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
-        *_, channels, multiplier = kernel.shape
-        weighted = [
-            tap
-            for part in self.weighted_windows(parameters, inputs)
-            for tap in ops.split(part, part.shape[-1] // channels, axis=-1)
-        ]
-        weights = ops.reshape(kernel, (len(weighted), channels, multiplier))
-        weights = ops.cast(weights, inputs.dtype)
-        outputs = []
-        for each in ops.unstack(weights, multiplier, axis=-1):
-            products = zip(weighted, ops.unstack(each, len(weighted)), strict=True)
-            outputs.append(sum(tap * weight for tap, weight in products))  # NSL Eq. (3)
-        # Keras orders the output channels as `c * multiplier + m`.
-        shape = (*ops.shape(weighted[0])[:-1], channels * multiplier)
-        return ops.reshape(ops.stack(outputs, axis=-1), shape)
 
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableConv2D):
+    """2D separable convolution whose depthwise part has a bilinear similarity.
 
-class NeuralSimilaritySeparableConv2D(NeuralSimilarityDepthwiseConv2D):
+    A depthwise convolution with one `M` for all channels, as in
+    `NeuralSimilarityDepthwiseConv2D`, then a 1x1 convolution, which has no `M`: with one
+    tap there is nothing to compare. With the pointwise kernel `P`, at output position `p`,
+
+        y[p, o] = sum_c sum_m P[(c, m), o] sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[o]
+
+    With default initializers the static layer equals `keras.layers.SeparableConv2D`, into
+    which it folds.
+
+    Args:
+        **kwargs: Arguments of `keras.layers.SeparableConv2D` and `NeuralSimilarityConv2D`.
+            `"full"` is refused. The kernels of a predictor have the
+            `depthwise_regularizer`, and `kernel_trainable` also freezes the pointwise
+            kernel.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilaritySeparableConv2D(6, 3, padding="same")
+    >>> tuple(layer(keras.ops.ones((2, 8, 8, 4))).shape)
+    (2, 8, 8, 6)
+    >>> type(layer.fold()).__name__
+    'SeparableConv2D'
+
+    Reference:
+        See `NeuralSimilarityDepthwiseConv2D`.
+    """
+
     plain = keras.layers.SeparableConv2D
+    kernel_name = "depthwise_kernel"
+    filter_axes = (-2, -1)
+    dynamic_form = DepthwiseForm
+    operation = staticmethod(ops.depthwise_conv)
+
+    @property
+    def kernel(self) -> keras.Variable:
+        """The depthwise kernel, which has the `M`."""
+        return self.depthwise_kernel
+
+    def product(self, inputs: Tensor) -> Tensor:
+        outputs = super().product(inputs)
+        pointwise = ops.cast(self.pointwise_kernel, outputs.dtype)
+        return ops.conv(outputs, pointwise, data_format=self.data_format)
+
+    def plain_parts(self) -> list[Any]:
+        return [*super().plain_parts(), self.pointwise_kernel]

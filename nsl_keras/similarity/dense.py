@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -9,7 +10,39 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+
+
+class VectorForm(DynamicForm):
+    """A dynamic `M(x)` of vectors, in dense layers and recurrent cells."""
+
+    def build(  # type: ignore[override]
+        self, kernel_shape: tuple[int, ...], input_shape: Any = None, **of_layer: Any
+    ) -> None:
+        super().build(kernel_shape, (None, kernel_shape[0]), **of_layer)
+
+    def call(  # type: ignore[override]
+        self,
+        vectors: Tensor,
+        seen: Tensor | None = None,
+        training: bool | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Returns `M v` for vectors `v`, with `M` predicted from `seen` (default `v`)."""
+        parameters = self.predicted(vectors if seen is None else seen, mask=mask)
+        return self.apply(parameters, vectors)
+
+    def predicted(
+        self, inputs: Tensor, penalized: bool = True, mask: Tensor | None = None
+    ) -> Tensor:
+        """Returns the parameters of `M(x)`; batch norms leave out masked vectors."""
+        options = {}
+        if mask is not None and "mask" in inspect.signature(self.network.call).parameters:
+            options["mask"] = ops.reshape(mask, (-1,))
+        prediction = self.network(ops.reshape(inputs, (-1, inputs.shape[-1])), **options)
+        leading = ops.shape(inputs)[:-1]
+        return self.parameters_of(prediction, leading, inputs.dtype, penalized)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -34,10 +67,10 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
             channels. The similarity `"full"` is refused.
 
     Call arguments:
-        inputs: Tensor of rank 2 or more.
+        inputs: Tensor of rank 2 or more. The predictor's batch norms leave out vectors that
+            a Keras mask marks, for example of `keras.layers.Masking`; the mask is passed
+            on.
         training: bool, passed to the predictor for its batch norms.
-        mask: Boolean tensor of shape `(batch, ...)`: the predictor's batch norms leave out
-            masked vectors. The mask is passed on.
 
     Raises:
         ValueError: See `NeuralSimilarityConv2D`; if `block_size` does not divide the number
@@ -64,30 +97,41 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
     """
 
     plain = keras.layers.Dense
-    block_size = property(lambda self: self.bilinear_form.block_size)
+    dynamic_form = VectorForm
 
     def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        size = validation.optional(validation.positive_integer, block_size, "block_size")
-        self.bilinear_form.block_size = size
+        self.block_size = block_size
 
-    def call(  # type: ignore[override]
-        self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
-    ) -> Tensor:
-        return super().call(inputs, training, mask=mask)
+    def set_similarity(
+        self, *args: Any, block_size: int | None = None, **kwargs: Any
+    ) -> None:
+        super().set_similarity(*args, **kwargs)
+        self.block_size = block_size
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        return super().call(inputs)
+
+    def product(self, inputs: Tensor) -> Tensor:
+        if self.predictor is None:
+            return super().product(inputs)
+        kernel = self.bilinear_form.with_shape(ops.convert_to_tensor(self.kernel))
+        return self.plain_product(
+            self.bilinear_form(inputs), ops.cast(kernel, inputs.dtype)
+        )
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)
 
-    def dynamic_product(
-        self,
-        inputs: Tensor,
-        kernel: Tensor,
-        training: bool | None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        parameters = self.bilinear_form.parameters(inputs, training, mask=mask)
-        return ops.matmul(self.bilinear_form.apply(parameters, inputs), kernel)
+    @property
+    def block_size(self) -> int | None:
+        """The number of features in a block; `None` for one block of all features."""
+        return self.bilinear_form.block_size
+
+    @block_size.setter
+    def block_size(self, value: int | None) -> None:
+        check = validation.positive_integer
+        self.bilinear_form.block_size = validation.optional(check, value, "block_size")
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "block_size": self.block_size}

@@ -42,24 +42,32 @@ class FloatKernel(keras.layers.Layer):
     """
 
     operation = staticmethod(ops.conv)
+    kernel_name = "kernel"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        first = getattr(self, "data_format", None) == "channels_first"
-        self.channel_axis = 1 if first else -1
-        #: The shape in which one number per filter broadcasts to the outputs.
-        self.filters_shape = (-1, *[1] * self.rank) if first else (-1,)
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the channels in inputs and outputs."""
+        return 1 if getattr(self, "data_format", None) == "channels_first" else -1
+
+    @property
+    def filters_shape(self) -> tuple[int, ...]:
+        """The shape in which one number per filter broadcasts to the outputs."""
+        return (-1, *[1] * self.rank) if self.channel_axis == 1 else (-1,)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        if self.quantization_mode is not None:
-            self._refuse()
+        self.require_plain_kernel()
         validation.known_axis(input_shape, self.channel_axis, "channel axis")
         super().build(input_shape)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
-        if kwargs.get("name") == "kernel":
+        if kwargs.get("name") == self.kernel_name:
             kwargs["autocast"] = False
         return super().add_weight(*args, **kwargs)
+
+    def require_plain_kernel(self) -> None:
+        """Raises if the kernel is quantized, or LoRA computes it."""
+        if self.quantization_mode is not None or getattr(self, "lora_enabled", False):
+            self._refuse()
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
@@ -68,8 +76,7 @@ class FloatKernel(keras.layers.Layer):
             f"{self.dtype_policy}"
         )
 
-    def call(self, inputs: Tensor, training: bool | None = None, **options: Any) -> Tensor:
-        """Returns the outputs; `options` go to `product`."""
+    def call(self, inputs: Tensor) -> Tensor:
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
         # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
         # JAX has symbols for unknown sizes, which Keras does not compute with.
@@ -87,7 +94,7 @@ class FloatKernel(keras.layers.Layer):
                     f"{keras.backend.standardize_dtype(inputs.dtype)}"
                 )
         # Integers too, in dense layers: Keras leaves them as they are.
-        outputs = self.product(ops.cast(inputs, self.compute_dtype), training, **options)
+        outputs = self.product(ops.cast(inputs, self.compute_dtype))
         if self.bias is not None:
             # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
             # the bias along the width where that equals the number of filters (Keras 3.15).
@@ -95,7 +102,7 @@ class FloatKernel(keras.layers.Layer):
             outputs = outputs + ops.reshape(bias, self.filters_shape)
         return outputs if self.activation is None else self.activation(outputs)
 
-    def product(self, inputs: Tensor, training: bool | None) -> Tensor:
+    def product(self, inputs: Tensor) -> Tensor:
         """Returns the outputs before bias and activation."""
         raise NotImplementedError
 

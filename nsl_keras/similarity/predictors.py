@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from nsl_keras import configs, validation
+from nsl_keras import similarities, validation
 from nsl_keras.similarity.kernels import FloatDense, FloatEinsumDense
 from nsl_keras.similarity.sphere import (
     SphereConv1D,
@@ -61,7 +61,7 @@ class LayerContext:
     geometry: Any
     kernel_regularizer: Any
     dtype: Any
-    is_depthwise: bool
+    is_depthwise: bool = False
 
     @property
     def channels(self) -> int:
@@ -387,9 +387,14 @@ class SimilarityPredictor:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return configs.arguments_of(self, SimilarityPredictor)
+        kind = keras.saving.serialize_keras_object(self.kind)
+        return {**vars(self), "kind": kind}
 
-    from_config = classmethod(configs.from_arguments)
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SimilarityPredictor:
+        """Returns a recipe with the arguments in a config."""
+        kind = keras.saving.deserialize_keras_object(config["kind"])
+        return cls(**{**config, "kind": kind})
 
 
 def _constant(values: np.ndarray | None) -> Any:
@@ -437,4 +442,4 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     kinds = {kind: partial(SimilarityPredictor, kind) for kind in KINDS}
     allowed = (type(None), SimilarityPredictor, keras.layers.Layer)
     others = "a `SimilarityPredictor`, a layer or None"
-    return configs.named(identifier, "predictor", kinds, allowed, others)
+    return similarities.named(identifier, "predictor", kinds, allowed, others)

@@ -14,17 +14,18 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, nesting, similarities, validation
+from nsl_keras import nesting, similarities, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
-from nsl_keras.similarity.neural_similarity import BilinearForm, WithSimilarity
+from nsl_keras.similarity.dense import VectorForm
+from nsl_keras.similarity.neural_similarity import WithSimilarity, plain_layer
+from nsl_keras.similarity.static import StaticForm
 
 
 class SimilarityCell(WithSimilarity):
     """Private mixin: gives `M_x x` and `M_h h` to the Keras cell behind it."""
 
-    plain: type[keras.layers.Layer]
-    # Read-only: the `BilinearForm` of each kernel holds them.
+    # Read-only: the form of each kernel holds them.
     similarity = property(attrgetter("input_form.similarity"))
     predictor = property(attrgetter("input_form.predictor"))
     block_size = property(attrgetter("input_form.block_size"))
@@ -38,6 +39,12 @@ class SimilarityCell(WithSimilarity):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self.set_similarity(similarity, predictor, block_size)
+
+    def set_similarity(
+        self, similarity: Any, predictor: Any, block_size: int | None = None
+    ) -> None:
+        """Gives the cell two `M`, not built; with the plain cell's, that is `__init__`."""
         similarity, predictor = similarities.get(similarity), _without_state(predictor)
         if similarity.learn_shape or similarity.shared_by != "layer":
             raise ValueError(
@@ -51,49 +58,59 @@ class SimilarityCell(WithSimilarity):
                 "`regularizer` of a similarity must be left out with a predictor in a "
                 f"recurrent cell. Received: regularizer={similarity.regularizer}"
             )
+        check = validation.positive_integer
+        size = validation.optional(check, block_size, "block_size")
         self.input_form, self.state_form = (
-            BilinearForm(
-                similarity, predictor, block_size, dtype=self.dtype_policy, name=name
+            StaticForm(similarity, size, dtype=self.dtype_policy, name=name)
+            if predictor is None
+            else VectorForm(
+                similarity, predictor, block_size=size, dtype=self.dtype_policy, name=name
             )
             for name in ("similarity", "recurrent_similarity")
         )
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
+        self.build_similarity(input_shape)
+
+    def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
+        """Builds both `M` of a plain cell that is built."""
         for form, kernel in self.forms_and_kernels():
-            shape = (None, kernel.shape[0])
-            form.build(shape, kernel.shape, kernel.regularizer, self.units)
+            if form.predictor is None:
+                form.build(kernel.shape)
+            else:
+                form.build(
+                    kernel.shape,
+                    width=self.units,
+                    kernel_regularizer=kernel.regularizer,
+                )
         nesting.pass_on_frozen(self)
 
-    def forms_and_kernels(self) -> list[tuple[BilinearForm, keras.Variable]]:
+    def forms_and_kernels(self) -> list[tuple[Any, keras.Variable]]:
         """Returns each kernel with its `M`."""
         return [(self.input_form, self.kernel), (self.state_form, self.recurrent_kernel)]
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         nested = isinstance(states, (list, tuple))
         state, *carry = states if nested else [states]
-        x = applied(self.input_form, inputs, training)
-        h = applied(self.state_form, state, training)
+        x, h = applied(self.input_form, inputs), applied(self.state_form, state)
         return super().call(x, [h, *carry] if nested else h, training=training)
 
-    def fold(self) -> keras.layers.Layer:
-        """Returns a new Keras cell that computes the same, for `keras.layers.RNN`.
-
-        Raises:
-            ValueError: If the similarities are predicted, or the cell is not built.
-        """
-        self.input_form.require_similarity("static", "fold")
-        plain = configs.remade(self, self.plain, super().get_config())
-        plain.build((None, self.kernel.shape[0]))
-        kernels = (plain.kernel, plain.recurrent_kernel)
-        for new, (form, kernel) in zip(kernels, self.forms_and_kernels(), strict=True):
-            new.assign(form.equivalent_kernel(kernel))
-        if self.use_bias:
-            plain.bias.assign(self.bias)
-        return plain
+    def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
+        self.input_form.require("static", "fold")
+        return [
+            (kernel, form(ops.convert_to_tensor(kernel)))
+            for form, kernel in self.forms_and_kernels()
+        ]
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, SimilarityCell)}
+        serialize = keras.saving.serialize_keras_object
+        return {
+            **super().get_config(),
+            "similarity": serialize(self.similarity),
+            "predictor": serialize(self.predictor),
+            "block_size": self.block_size,
+        }
 
 
 def _without_state(predictor: Any) -> Any:
@@ -111,12 +128,11 @@ def _without_state(predictor: Any) -> Any:
     return predictor.without_batch_norms()
 
 
-def applied(
-    form: BilinearForm, vectors: Tensor, training: bool | None, seen: Tensor | None = None
-) -> Tensor:
-    """Returns `M v`, with `M` predicted from `seen` (default `v`)."""
-    parameters = form.parameters(vectors if seen is None else seen, training)
-    return form.apply(parameters, vectors)
+def applied(form: Any, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Returns `M v`, with a dynamic `M` predicted from `seen` (default `v`)."""
+    if form.predictor is None:
+        return form.apply(ops.convert_to_tensor(form.similarity_parameters), vectors)
+    return form(vectors, seen)
 
 
 def gate_products(vectors: Tensor, masks: Any, kernel: Tensor) -> Tensor:
@@ -210,7 +226,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         state = states[0] if nested else states
         drops = training and 0 < self.dropout < 1
         masks = self.get_dropout_mask(inputs) if drops else None
-        x = applied(self.input_form, inputs, training)
+        x = applied(self.input_form, inputs)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))
         if self.use_bias:
             bias = ops.convert_to_tensor(self.bias)
@@ -219,7 +235,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         drops = training and 0 < self.recurrent_dropout < 1
         masks = self.get_recurrent_dropout_mask(state) if drops else None
         kernel = ops.convert_to_tensor(self.recurrent_kernel)
-        h = applied(self.state_form, state, training)
+        h = applied(self.state_form, state)
         if self.reset_after:
             h = gate_products(h, masks, kernel)
             if self.use_bias:
@@ -232,7 +248,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
             h = gate_products(h, gate_masks, kernel[:, : 2 * self.units])
             h_update, h_reset = ops.split(h, 2, axis=-1)
             reset = self.recurrent_activation(x_reset + h_reset)
-            h = applied(self.state_form, reset * state, training, seen=state)
+            h = applied(self.state_form, reset * state, seen=state)
             h_candidate = gate_products(h, mask, kernel[:, 2 * self.units :])
         update = self.recurrent_activation(x_update + h_update)
         candidate = self.activation(x_candidate + h_candidate)
@@ -321,11 +337,9 @@ class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
             ValueError: If the similarities are predicted, or the layer is not built.
         """
         validation.built(self, "fold")
-        cell = self.cell.fold()
-        config = {**cell.get_config(), **super().get_config()}
-        del config["cell"]
-        plain = configs.remade(self, self.plain, config)
-        plain.build_from_config(self.get_build_config())
+        cell: Any = self.cell.fold()
+        plain: Any = plain_layer(self, self.get_config())
+        plain.build(self.get_build_config()["input_shape"])
         plain.set_weights(cell.get_weights())
         return plain
 

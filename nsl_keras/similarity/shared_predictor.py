@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from nsl_keras import configs, nesting, validation
+from nsl_keras import nesting, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity import predictors
 
@@ -150,8 +150,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         """Returns the side of the blocks of positions that share one `M`."""
         return self.predictor.block_side(context)
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return self.shared_network(inputs, training=training)
+    def call(self, inputs: Tensor) -> Tensor:
+        return self.shared_network(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(self.shared_network.compute_output_shape(input_shape))
@@ -160,5 +160,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         """Returns `None`: the first layer that uses the predictor makes the network."""
 
     def get_config(self) -> dict[str, Any]:
-        own = configs.arguments_of(self, SharedSimilarityPredictor)
-        return {**super().get_config(), **own}
+        return {
+            **super().get_config(),
+            "predictor": keras.saving.serialize_keras_object(self.predictor),
+            "adapted_filters": self.adapted_filters,
+            "share_adaptations": self.share_adaptations,
+        }

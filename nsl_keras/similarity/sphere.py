@@ -88,7 +88,7 @@ class Sphere(FloatKernel):
                 autocast=False,
             )
 
-    def product(self, inputs: Tensor, training: bool | None) -> Tensor:
+    def product(self, inputs: Tensor) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
             # SphereNet: cos(W, x); before the product, which half precision might not hold.

@@ -8,11 +8,47 @@ import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor
-from nsl_keras.similarity.convolution import SimilarityConvolution
+from nsl_keras.similarity.dynamic import DynamicForm
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
+
+
+def transposed(inputs: Tensor, kernel: Tensor, geometry: dict[str, Any]) -> Tensor:
+    """Returns Keras's transposed convolution."""
+    options = {name: each for name, each in geometry.items() if name != "kernel_size"}
+    return ops.conv_transpose(inputs, kernel, **options)
+
+
+class TransposedForm(DynamicForm):
+    """A dynamic `M(x)` of a transposed convolution, predicted at every input position."""
+
+    def geometry_of_network(self) -> Any:
+        geometry = {**self.geometry, "strides": (1, 1), "padding": "same"}
+        del geometry["output_padding"]
+        return geometry
+
+    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+        taps, (filters, channels) = self.taps, kernel.shape[-2:]
+        batch, *sizes, _ = ops.shape(inputs)
+        kernel = ops.transpose(ops.reshape(kernel, (taps, filters, channels)), (2, 1, 0))
+        patches = ops.matmul(
+            ops.reshape(inputs, (-1, channels)),
+            ops.cast(ops.reshape(kernel, (channels, -1)), inputs.dtype),
+        )
+        patches = ops.reshape(patches, (batch, *sizes, filters, taps))
+        parameters = self.at_positions(parameters, sizes)
+        patches = ops.matmul(patches, self.similarity.matrix(parameters, taps))  # M^T W x
+        # A kernel that copies each tap to its place adds the patches, filter by filter.
+        patches = ops.reshape(ops.moveaxis(patches, -2, 1), (-1, *sizes, taps))
+        places = ops.eye(taps, dtype=patches.dtype)
+        places = ops.reshape(places, (*self.kernel_size, 1, taps))
+        geometry = {**self.geometry, "data_format": "channels_last"}
+        outputs = transposed(patches, places, geometry)
+        outputs = ops.reshape(outputs, (batch, filters, *ops.shape(outputs)[1:-1]))
+        return ops.moveaxis(outputs, 1, -1)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2DTranspose(SimilarityConvolution, keras.layers.Conv2DTranspose):
+class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTranspose):
     """2D transposed convolution with a learned or predicted bilinear similarity.
 
     This layer is the adjoint of `NeuralSimilarityConv2D`: every input position `p` adds a
@@ -51,46 +87,18 @@ class NeuralSimilarityConv2DTranspose(SimilarityConvolution, keras.layers.Conv2D
 
     plain = keras.layers.Conv2DTranspose
     filter_axes = (-2,)
+    dynamic_form = TransposedForm
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        return self._transposed(inputs, kernel, self.data_format)
+        return transposed(inputs, kernel, self.geometry)
 
-    def _transposed(self, inputs: Tensor, kernel: Tensor, data_format: str) -> Tensor:
-        return ops.conv_transpose(
-            inputs,
-            kernel,
-            strides=self.strides,
-            padding=self.padding,
-            output_padding=self.output_padding,
-            data_format=data_format,
-            dilation_rate=self.dilation_rate,
-        )
+    @property
+    def geometry(self) -> Any:
+        return {**super().geometry, "output_padding": self.output_padding}
 
-    def product_of(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
-        taps, (filters, channels) = self.bilinear_form.taps, kernel.shape[-2:]
-        batch, *sizes, _ = ops.shape(inputs)
-        kernel = ops.transpose(ops.reshape(kernel, (taps, filters, channels)), (2, 1, 0))
-        patches = ops.matmul(
-            ops.reshape(inputs, (-1, channels)),
-            ops.cast(ops.reshape(kernel, (channels, -1)), inputs.dtype),
-        )
-        patches = ops.reshape(patches, (batch, *sizes, filters, taps))
-        parameters = self.bilinear_form.at_positions(parameters, sizes)
-        patches = ops.matmul(patches, self.similarity.matrix(parameters, taps))  # M^T W x
-        # A kernel that copies each tap to its place adds the patches, filter by filter.
-        patches = ops.reshape(ops.moveaxis(patches, -2, 1), (-1, *sizes, taps))
-        places = ops.eye(taps, dtype=patches.dtype)
-        places = ops.reshape(places, (*self.kernel_size, 1, taps))
-        outputs = self._transposed(patches, places, "channels_last")
-        outputs = ops.reshape(outputs, (batch, filters, *ops.shape(outputs)[1:-1]))
-        return ops.moveaxis(outputs, 1, -1)
+    def predicting_shape(self, input_shape: Any) -> Any:
+        return input_shape
 
     def get_config(self) -> dict[str, Any]:
         # Keras before 3.11 leaves it out.
         return {**super().get_config(), "output_padding": self.output_padding}
-
-    def predicting_geometry(self) -> dict[str, Any]:
-        return {**super().predicting_geometry(), "strides": (1, 1), "padding": "same"}
-
-    def predicting_shape(self, input_shape: Any) -> Any:
-        return input_shape

@@ -244,7 +244,7 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": 2, **DYNAMIC}, "`groups` must be 1 .*groups=2, predictor="),
+        ({"groups": 2, **DYNAMIC}, "`groups` must be 1 with a predictor.*groups=2"),
         (
             {"predictor": "other"},
             "must be one of 'sphere', 'full_sphere', 'cnn', a `Sim.*'other'",

@@ -170,7 +170,7 @@ def test_fold(dtype, block_size):
     ("options", "message"),
     [
         ({"block_size": 0}, "`block_size` must be a positive integer"),
-        ({"block_size": 5}, "`block_size` must divide .*5, 12 features"),
+        ({"block_size": 5}, "`block_size` must be a divisor of the 12 feat.*=5"),
         ({"similarity": "full"}, "`similarity` must be shared .* similarity='Full'"),
         (
             {"predictor": keras.layers.Dense(7)},

@@ -41,7 +41,9 @@ def derivatives(layer, images, training, second=True):
 
     def of_outputs(at):
         images, kernel = at
-        outputs, _ = layer.stateless_call([kernel, *others], [], images, training=training)
+        values = zip(layer.trainable_variables, [kernel, *others], strict=True)
+        with keras.StatelessScope(values):
+            outputs = layer(images, training=training)
         return ops.sum(ops.sin(ops.cast(outputs, DTYPE))), outputs
 
     def of_gradients(at):

@@ -110,8 +110,9 @@ BLOCKS = ["blocks", "predicted_blocks"]
 def matrix_of(part, vector, features):
     """`M` of all features for one vector: predicted in it, or the static one."""
     taps = part.block_size or features
-    parameters = part.similarity_parameters
-    if part.predictor is not None:
+    if part.predictor is None:
+        parameters = part.similarity_parameters
+    else:
         identity = identity_parameters(part.similarity, taps)
         prediction = ops.convert_to_numpy(part.network(vector[None]))
         parameters = identity + prediction.reshape(identity.shape)
@@ -240,8 +241,8 @@ def test_layers_pass_functions_on():
                 similarities.Diagonal(shared_by=2),
             )
         ),
-        ({"block_size": 4}, "`block_size` must divide .*4, 6 features"),
-        ({"block_size": 3}, "`block_size` must divide .*3, 4 features"),
+        ({"block_size": 4}, "`block_size` must be a divisor of the 6 feat.*=4"),
+        ({"block_size": 3}, "`block_size` must be a divisor of the 4 feat.*=3"),
         ({"predictor": keras.layers.Dense(5)}, r"must return the 6 parameters .*None, 5"),
     ],
 )

@@ -1,0 +1,200 @@
+"""The dynamic `M`: a predictor, then `M(x) x` under the kernel at every position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import similarities
+from nsl_keras.backend import Tensor, at_least_float32, map_chunks, wide_dtype
+from nsl_keras.similarity import predictors
+from nsl_keras.similarity.form import BilinearForm
+from nsl_keras.similarity.kernels import windows
+from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
+
+
+class DynamicForm(BilinearForm):
+    """A dynamic `M(x)` of a convolution: `y = W^T M(x) x` at every output position.
+
+    Args:
+        similarity: See `BilinearForm`.
+        predictor: A recipe, or a layer.
+        **kwargs: See `BilinearForm`.
+
+    Attributes:
+        network: The layer that predicts `M`, once built.
+        identity: The parameters of the identity.
+    """
+
+    def __init__(self, similarity: Any, predictor: Any, **kwargs: Any) -> None:
+        super().__init__(similarity, **kwargs)
+        self.predictor = predictor
+        start = similarity.initializer
+        at_identity = isinstance(start, keras.initializers.Identity) and start.gain == 1
+        is_plain = similarity.shared_by == "layer" and similarity.constraint is None
+        if similarity.static_only or not at_identity or not is_plain:
+            raise ValueError(
+                "`similarity` with a predictor must not be `static_only`, and must not set "
+                "`initializer`, `constraint` or `shared_by`. Received: "
+                f"similarity={type(similarity).__name__} with "
+                f"{similarity.get_config()}, predictor={predictor!r}"
+            )
+
+    def build(
+        self,
+        kernel_shape: tuple[int, ...],
+        input_shape: tuple[Any, ...],
+        geometry: Any = None,
+        **of_layer: Any,
+    ) -> None:
+        """Makes the network for a kernel.
+
+        Args:
+            kernel_shape: Shape of the kernel.
+            input_shape: Shape of the layer's input, or of the vectors that `M` multiplies.
+            geometry: Of a convolution, as in `predictors.LayerContext`.
+            **of_layer: Other fields of `predictors.LayerContext`.
+        """
+        super().build(kernel_shape)
+        self.geometry = geometry
+        self.identity = self.similarity.start(self.taps, self.variable_dtype)
+        context = predictors.LayerContext(
+            input_shape=input_shape,
+            identity=self.identity,
+            is_diagonal=isinstance(self.similarity, similarities.Diagonal),
+            geometry=self.geometry_of_network(),
+            dtype=self.dtype_policy,
+            **of_layer,
+        )
+        self.channel_axis = context.channel_axis
+        #: The side of the blocks of positions that share one `M`.
+        self.block = 1
+        recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
+        if isinstance(self.predictor, recipes):
+            self.network = self.predictor.network(context)
+            received = tuple(self.network.compute_output_shape(input_shape))
+            if len(received) > 2:
+                self.block = self.predictor.block_side(context)
+        else:  # The predictor is a custom layer.
+            self.network = self.predictor
+            inputs = keras.KerasTensor(input_shape, self.compute_dtype)
+            received = tuple(self.network(inputs).shape)
+        axis = -1 if len(received) == 2 else self.channel_axis
+        if received[axis] != context.outputs:
+            raise ValueError(
+                f"`predictor` must return the {context.outputs} parameters of `M` on axis "
+                f"{axis}. Received: an output of shape {received}"
+            )
+        self.build_shape()
+
+    def geometry_of_network(self) -> Any:
+        """Returns the geometry with which the network predicts at the right positions."""
+        return self.geometry
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+        """Returns `None`: a mask of vectors means nothing to positions."""
+
+    def call(self, inputs: Tensor, kernel: Tensor, training: bool | None = None) -> Tensor:
+        """Returns `W^T M(x) x` at every output position."""
+        parameters = self.predicted(inputs)
+        kernel = ops.cast(self.with_shape(kernel), inputs.dtype)
+        inputs = ops.moveaxis(inputs, self.channel_axis, -1)
+        if training:
+            # Anew for the gradient, and on CPUs a few examples at a time: `M(x) x` has the
+            # input's size times the number of taps. Chunks add to the kernel's gradient in
+            # float32.
+            size = math.prod(ops.shape(inputs)[1:]) * self.taps
+            shared, entries = [at_least_float32(kernel)], [parameters, inputs]
+            outputs = map_chunks(self.product, shared, entries, size)
+        else:
+            outputs = self.product(kernel, parameters, inputs)
+        return ops.moveaxis(outputs, -1, self.channel_axis)
+
+    def predicted(self, inputs: Tensor, penalized: bool = True) -> Tensor:
+        """Returns the parameters of `M(x)` per block of positions, channels last.
+
+        With one `M` per example every size of the positions is 1.
+        """
+        prediction = self.network(inputs)  # NSL Eq. (3): M(x)
+        if len(prediction.shape) > 2:
+            prediction = ops.moveaxis(prediction, self.channel_axis, -1)
+            positions = ops.shape(prediction)[1:-1]
+        else:
+            positions = [1] * len(self.kernel_size)
+        shape = (ops.shape(prediction)[0], *positions)
+        return self.parameters_of(prediction, shape, inputs.dtype, penalized)
+
+    def parameters_of(
+        self, prediction: Tensor, leading: Sequence[Any], dtype: Any, penalized: bool
+    ) -> Tensor:
+        """Returns the parameters of `M(x)`, with these axes in front.
+
+        If `penalized`, adds the mean penalty on the predicted `M` to the losses.
+        """
+        wide = wide_dtype(prediction.dtype)
+        parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
+        parameters = ops.cast(parameters, wide)
+        if getattr(self.predictor, "residual", True):
+            parameters = parameters + ops.cast(self.identity, wide)
+        if penalized and self.similarity.regularizer is not None:
+            each = ops.reshape(parameters, (-1, *self.identity.shape))
+            count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
+            matrices = self.similarity.matrix(each, self.taps)
+            penalty = self.similarity.regularizer(matrices)
+            self.add_loss(penalty / ops.cast(count, wide))
+        return ops.cast(parameters, dtype)
+
+    def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
+        """Returns parameters for every position, of those for every block of positions."""
+        if self.block == 1:
+            return parameters
+        axes = range(1, len(positions) + 1)
+        for axis, size in zip(axes, positions, strict=True):
+            predicted = ops.shape(parameters)[axis]
+            known = isinstance(predicted, int) and isinstance(size, int)
+            if known and predicted != -(-size // self.block):
+                raise ValueError(
+                    "`predictor` must predict once for each block of positions with the "
+                    f"side `downsampling`. Received: downsampling={self.block}, "
+                    f"{predicted} predictions for {size} positions"
+                )
+        shape = list(ops.shape(parameters))
+        for axis in axes:
+            shape[axis] *= self.block
+            # Not `ops.repeat`, which is slower on a CPU.
+            each = ops.expand_dims(parameters, axis + 1)
+            parameters = ops.reshape(ops.concatenate([each] * self.block, axis + 1), shape)
+        repeated = shape[1 : len(positions) + 1]
+        shape[1 : len(positions) + 1] = positions
+        known = all(isinstance(each, int) for each in (*repeated, *positions))
+        if known and repeated == [*positions]:
+            return parameters  # A slice of everything would cost a copy in the gradient.
+        return ops.slice(parameters, (0,) * len(shape), shape)
+
+    def weighted(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
+        """Returns `M(x) x` at every output position.
+
+        The last axis, in one part or several, contains the channels of each tap in turn.
+        """
+        names = "kernel_size", "strides", "padding", "dilation_rate"
+        patches = windows(inputs, *(self.geometry[name] for name in names))
+        parameters = self.at_positions(parameters, ops.shape(patches[0])[1:-1])
+        return self.similarity.apply_to_windows(parameters, patches)
+
+    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+        """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`.
+
+        The parameters are those of `M(x)`; the channels of the inputs are last.
+        """
+        weighted = self.weighted(parameters, inputs)
+        weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), inputs.dtype)
+        parts = zip(weighted, ops.split(weights, len(weighted)), strict=True)
+        outputs = sum(
+            ops.matmul(ops.reshape(part, (-1, part.shape[-1])), weight)  # NSL Eq. (3)
+            for part, weight in parts
+        )
+        return ops.reshape(outputs, (*ops.shape(weighted[0])[:-1], kernel.shape[-1]))

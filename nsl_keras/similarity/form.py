@@ -1,0 +1,113 @@
+"""What a static and a dynamic `M` share: the structure, and the kernel's learned shape."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import nesting, validation
+from nsl_keras.backend import Tensor
+from nsl_keras.similarities import Similarity
+
+
+class BilinearForm(keras.layers.Layer):
+    """The `M` of one kernel, with the kernel's learned shape `D`.
+
+    Without a learned shape `D` is the identity. Half precision ends at this layer: `M` and
+    `D` multiply the kernel in the variables' dtype.
+
+    Args:
+        similarity: The structure of `M`.
+        block_size: int or `None`, for kernels of dense and recurrent layers: the number of
+            features in a block. Feature `block * T + t` of a vector takes the role of tap
+            `t` of channel `block` in a convolution.
+        **kwargs: Arguments of `keras.layers.Layer`.
+
+    Attributes:
+        predictor: The predictor of a dynamic `M`, and `network`, the layer that it made.
+        similarity_parameters: The weight of a static `M`.
+        shape_parameters: The weight of the learned shape; `None` without one.
+        kernel_size: The number of taps along each axis.
+        taps: The number `T` of taps.
+        channels: The number of channels that a filter reads; on vectors, of blocks.
+    """
+
+    predictor: Any = None
+    network: Any = None
+    similarity_parameters: Any = None
+    shape_parameters: Any = None
+
+    def __init__(
+        self, similarity: Similarity, block_size: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)
+        self.similarity = similarity
+        self.block_size = block_size
+
+    def build(self, kernel_shape: tuple[int, ...]) -> None:
+        self.on_vectors = len(kernel_shape) == 2
+        if self.on_vectors:
+            features, _ = kernel_shape
+            size = self.block_size or features
+            demand = f"a divisor of the {features} features"
+            validation.require(features % size == 0, "block_size", demand, size)
+            self.kernel_size: tuple[int, ...] = (size,)
+            self.channels = features // size
+        else:
+            self.kernel_size, self.channels = tuple(kernel_shape[:-2]), kernel_shape[-2]
+        self.taps = math.prod(self.kernel_size)
+
+    def build_shape(self) -> None:
+        """Makes the weight of the learned shape, if any; call it at the end of `build`."""
+        if self.similarity.learn_shape:
+            self.shape_parameters = self.add_weight(
+                name="shape", shape=(self.taps,), initializer="ones", autocast=False
+            )
+        nesting.pass_on_frozen(self)
+
+    def with_shape(self, kernel: Tensor) -> Tensor:
+        """Returns `D W`, whose gradient goes to the real parameters of the shape."""
+        if self.shape_parameters is None:
+            return kernel
+        real = ops.convert_to_tensor(self.shape_parameters)
+        mask = self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
+        if self.on_vectors:
+            return ops.tile(mask, self.channels)[:, None] * kernel  # NSL Eq. (4)
+        return ops.reshape(mask, (*self.kernel_size, 1, 1)) * kernel  # NSL Eq. (4)
+
+    def apply(self, parameters: Tensor, vectors: Tensor) -> Tensor:
+        """Returns `M v` for vectors `(..., features)`, in their dtype.
+
+        Predicted parameters have the same axes in front.
+        """
+        shape = ops.shape(vectors)
+        # A static `M` sees one batch of blocks.
+        blocks = (-1,) if self.predictor is None else (*shape[:-1], self.channels)
+        rows = ops.reshape(ops.cast(vectors, parameters.dtype), (*blocks, self.taps))
+        product = self.similarity.apply_to_rows(parameters, rows)  # NSL Eq. (3)
+        return ops.cast(ops.reshape(product, shape), vectors.dtype)
+
+    @property
+    def learned_shape(self) -> Tensor:
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps."""
+        if not self.similarity.learn_shape:
+            raise ValueError(
+                "`learned_shape` needs a similarity with `learn_shape=True`. "
+                "Received: learn_shape=False"
+            )
+        validation.built(self, "learned_shape")
+        threshold = self.similarity.shape_threshold
+        kept = ops.convert_to_tensor(self.shape_parameters) > threshold
+        return ops.cast(kept, self.variable_dtype)
+
+    def require(self, wanted: str, what: str) -> None:
+        """Raises unless `M` is static, or dynamic, as wanted, and built."""
+        if (self.predictor is None) != (wanted == "static"):
+            raise ValueError(
+                f"`{what}` needs a {wanted} similarity. "
+                f"Received: predictor={self.predictor!r}"
+            )
+        validation.built(self, what)

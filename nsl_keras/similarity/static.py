@@ -1,0 +1,105 @@
+"""The static `M`: from its parameters to the equivalent kernel `M^T D W`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import Tensor
+from nsl_keras.similarity.form import BilinearForm
+
+
+class _Penalty(keras.regularizers.Regularizer):
+    """The penalty on `M`, as a class because Keras before 3.11 takes no functions."""
+
+    def __init__(self, form: StaticForm) -> None:
+        self.form = form
+
+    def __call__(self, parameters: Any) -> Tensor:
+        matrix = self.form.similarity.matrix(
+            ops.convert_to_tensor(parameters), self.form.size
+        )
+        return self.form.similarity.regularizer(matrix)
+
+
+class StaticForm(BilinearForm):
+    """A static `M`, a weight: `W^T M x = (M^T W)^T x`, so it folds into the kernel.
+
+    See `BilinearForm` for arguments and attributes.
+
+    Attributes:
+        similarity_parameters: The weight. If there are several `M`, its first axis numbers
+            them: blocks of channels, or filters.
+    """
+
+    def build(
+        self, kernel_shape: tuple[int, ...], filter_axes: tuple[int, ...] = (-1,)
+    ) -> None:
+        """Makes the weight for a kernel.
+
+        `filter_axes` are the axes of the kernel that number its filters: -2 and -1 of a
+        depthwise convolution, -2 of a transposed one.
+        """
+        super().build(kernel_shape)
+        similarity, sizes = self.similarity, (self.channels, kernel_shape[-1])
+        full = not similarity.shared_by_channels
+        fits = not full or (len(filter_axes) == 1 and not self.on_vectors)
+        demand = "shared by all channels, except in full convolutions"
+        validation.require(fits, "similarity", demand, type(similarity).__name__)
+        # The number of `M` along the last two axes of the kernel.
+        counts, shared_by = [1, 1], similarity.shared_by
+        if shared_by == "filter":
+            for axis in filter_axes:
+                counts[axis] = sizes[axis]
+        elif shared_by != "layer":
+            axis = -1 if filter_axes == (-2,) else -2
+            demand = f"a divisor of the {sizes[axis]} channels that a filter reads"
+            divides = sizes[axis] % shared_by == 0
+            validation.require(divides, "shared_by", demand, shared_by)
+            counts[axis] = sizes[axis] // shared_by
+        # The kernel with an axis for each block that has its own `M`, and the order that
+        # brings these two axes to the front, followed by what `M` multiplies.
+        (first, second), (channels, filters) = counts, sizes
+        of_channels, of_filters = (first, channels // first), (second, filters // second)
+        self._blocks: tuple[int, ...] = (self.taps, *of_channels, *of_filters)
+        self._order = (1, 3, 2, 0, 4) if full else (1, 3, 0, 2, 4)
+        if self.on_vectors:
+            self._blocks = (*of_channels, self.taps, *of_filters)
+            self._order = (0, 3, 2, 1, 4)
+        self.size = self.taps * (channels // first if full else 1)
+        leading = () if shared_by == "layer" else (first * second,)
+        self._by_matrix = (*leading, self.size, -1, filters // second)
+        start = similarity.start(self.size, self.variable_dtype)
+        start = np.broadcast_to(start, (*leading, *start.shape))
+        self.similarity_parameters = self.add_weight(
+            name="similarity",
+            shape=start.shape,
+            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
+            regularizer=similarity.regularizer and _Penalty(self),
+            constraint=similarity.constraint,
+            autocast=False,
+        )
+        self.build_shape()
+
+    def call(self, kernel: Tensor) -> Tensor:
+        """Returns the equivalent kernel `M^T D W`, in the shape of the kernel `W`."""
+        blocks = ops.reshape(self.with_shape(kernel), self._blocks)
+        blocks = ops.transpose(blocks, self._order)
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        equivalent = self.similarity.equivalent_kernel(  # NSL Eq. (2)
+            parameters, ops.reshape(blocks, self._by_matrix)
+        )
+        back = np.argsort(self._order).tolist()
+        equivalent = ops.transpose(ops.reshape(equivalent, blocks.shape), back)
+        return ops.reshape(equivalent, kernel.shape)
+
+    @property
+    def similarity_matrix(self) -> Tensor:
+        """The `M`; several matrices are stacked on the first axis."""
+        self.require("static", "similarity_matrix")
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        return self.similarity.matrix(parameters, self.size)
