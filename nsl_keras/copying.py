@@ -24,7 +24,8 @@ def copied(model: Any) -> Any:
     """
     validation.built(model, "copy")
     with contextlib.ExitStack() as stack:
-        path = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()), "model.keras")
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        path = pathlib.Path(folder) / "model.keras"
         known = stack.enter_context(_registered(model))
         # Keras warns of functions that another process could not load.
         stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -80,7 +81,9 @@ def _registered(model: Any) -> Iterator[dict[str, Any]]:
     parts = _parts(model)
     held = [each for part in parts for value in vars(part).values() for each in _in(value)]
     classes = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
-    known = {keras.saving.get_registered_name(kind): kind for kind in classes}
+    known: dict[str, Any] = {
+        keras.saving.get_registered_name(kind): kind for kind in classes
+    }
     with contextlib.ExitStack() as stack:
         for function in filter(inspect.isfunction, held):
             if not _is_found(function) and function.__name__ not in known:

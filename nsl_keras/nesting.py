@@ -65,7 +65,8 @@ def unfreeze_holders(model: Layer, held: Iterable[Layer]) -> None:
     """
     found = {*held}
     parts = [model, *sublayers(model)]
-    flags = [(each, each.trainable or not found.isdisjoint(sublayers(each))) for each in parts]
+    holders = [each for each in parts if not found.isdisjoint(sublayers(each))]
+    flags = [(each, each.trainable or each in holders) for each in parts]
     set_flags([*flags, *((each, each.trainable) for each in model.variables)])
 
 

@@ -47,8 +47,8 @@ class Foldable(keras.layers.Layer):
         Raises:
             ValueError: If the layer is not built, or has no plain equivalent.
         """
-        validation.built(self, "fold")
         self.folded_variables()  # Raises without a plain equivalent.
+        validation.built(self, "fold")
         copy: Any = copied(self)
         copy.turn_back()
         return copy
@@ -58,7 +58,7 @@ class Foldable(keras.layers.Layer):
         values = self.folded_variables()
         for name in self.own_attributes:
             remove_attribute(self, name)
-        self.__class__ = self.plain  # type: ignore[assignment]
+        self.__class__ = self.plain
         for variable, value in values:
             set_autocast(variable, True)
             variable.assign(value)

@@ -64,7 +64,9 @@ def neighborhoods(**options):
 
 
 def adapted(learner):
-    backbone = keras.Sequential([keras.Input((8, 8, 3)), *convolutional(), layers.Flatten()])
+    backbone = keras.Sequential(
+        [keras.Input((8, 8, 3)), *convolutional(), layers.Flatten()]
+    )
     return learner(backbone).adapt(IMAGES, LABELS, class_names=["a", "b", "c"])
 
 
@@ -103,7 +105,7 @@ CONVERTERS = {
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_training_goes_on_after_loading(make, convert_, tmp_path):
     source = make()
-    source.compile("adam", LOGITS)
+    source.compile("adam", LOGITS, run_eagerly=True)
     source.fit(IMAGES, LABELS, verbose=0)
     trained = values(source.variables)
     model = convert_(source)
@@ -112,7 +114,7 @@ def test_training_goes_on_after_loading(make, convert_, tmp_path):
     assert_close(model(IMAGES), source(IMAGES), 0.02 if "half" in str(make) else 1e-4)
     for layer in model.layers[-1:]:
         layer.trainable = True  # The classifier, too.
-    model.compile(keras.optimizers.Adam(0.01), LOGITS)
+    model.compile(keras.optimizers.Adam(0.01), LOGITS, run_eagerly=True)
     model.fit(IMAGES, LABELS, verbose=0, shuffle=False)
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")

@@ -111,7 +111,6 @@ class ScaledTask(Scaled, keras.Model):
         inputs = keras.Input((8, 8, 2))
         super().__init__(inputs, keras.layers.Conv2D(classes, 3)(inputs))
 
-
     def get_config(self):
         return {"classes": 2}
 

@@ -33,6 +33,8 @@ def set_autocast(variable: keras.Variable, autocast: bool) -> None:
     variable._autocast = autocast
 
 
-def keep_path(source: Any, copy: Any) -> None:
+def keep_path(
+    source: keras.layers.Layer | keras.Variable, copy: keras.layers.Layer | keras.Variable
+) -> None:
     """Gives a layer or variable the path of the one that it is a copy of."""
     copy._path = source.path

@@ -117,15 +117,15 @@ def add_similarity(
             layer.set_similarity(
                 similarity, predictor, layer.trainable and not freeze_backbone
             )
+            # `M^T W` is computed in the dtype of the variables.
+            set_autocast(layer.kernel, False)
             layer.build_similarity(input_shape)
-        # `M^T W` is computed in the dtype of the variables.
-        set_autocast(layer.similarity_kernel, False)
     _warn_of_changes(chosen)
     new = {*chosen, *(each for layer in chosen for each in nesting.sublayers(layer))}
     for layer in nesting.sublayers(graph):
         if layer in chosen:
             layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-        elif freeze_backbone and layer not in new and new.isdisjoint(nesting.sublayers(layer)):
+        elif freeze_backbone and new.isdisjoint([layer, *nesting.sublayers(layer)]):
             layer.trainable = False
     nesting.unfreeze_holders(graph, chosen)
     return copy

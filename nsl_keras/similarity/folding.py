@@ -21,8 +21,9 @@ def fold(model: keras.Model) -> keras.Model:
     the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells and layers
     become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` becomes a Sequential of a normalization to unit length
-    and a `keras.layers.Dense`. Graph, names and `trainable` flags stay, so to train further,
-    unfreeze what `add_similarity` froze. The model costs as much as the plain network.
+    and a `keras.layers.Dense`. Graph, names and `trainable` flags stay, so to train
+    further, unfreeze what `add_similarity` froze. The model costs as much as the plain
+    network.
 
     Args:
         model: A built functional or Sequential model. It does not change, and shares no

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from operator import attrgetter
 from typing import Any
@@ -18,50 +17,19 @@ from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.form import BilinearForm
 from nsl_keras.similarity.kernels import FloatKernel
 from nsl_keras.similarity.static import StaticForm
+from nsl_keras.turning import Foldable
 
 #: An entry in the file of a layer with a similarity.
 _MARK = "has_similarity"
-#: What `M` adds to the arguments of a plain layer.
-_OWN = ("similarity", "predictor", "kernel_trainable", "block_size")
 #: The attributes of a convolution that its dynamic `M` needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
-class WithSimilarity(nesting.KeepsFrozen):
-    """Private mixin, in front of a Keras layer: saves and folds a layer with a similarity.
+class WithSimilarity(nesting.KeepsFrozen, Foldable):
+    """Private mixin, in front of a Keras layer: saves a layer with a similarity.
 
-    A subclass names the Keras layer as `plain`. The plain layer refuses saved weights: it
-    would ignore those of `M` and load the rest.
+    The plain layer refuses saved weights: it would ignore those of `M` and load the rest.
     """
-
-    plain: type[keras.layers.Layer]
-
-    def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
-        """Returns the plain layer's variables that folding changes, with new values."""
-        raise NotImplementedError
-
-    def fold(self) -> keras.layers.Layer:
-        """Returns a new plain Keras layer that computes the same, with weights of its own.
-
-        Raises:
-            ValueError: If the similarity is predicted, or the layer is not built yet.
-        """
-        folded = {id(variable): value for variable, value in self.folded_variables()}
-        plain: Any = plain_layer(self, self.get_config())
-        plain.build(self.get_build_config()["input_shape"])
-        for name in ("activation", "recurrent_activation"):
-            own, copy = getattr(self, name, None), getattr(plain, name, None)
-            # Keras builds an activation, such as `PReLU`, when it is first called.
-            if isinstance(own, keras.layers.Layer) and own.built and not copy.built:
-                copy.build_from_config(own.get_build_config())
-        of_similarity = {
-            id(weight) for form in similarities_of(self) for weight in form.weights
-        }
-        own_weights = [each for each in self.weights if id(each) not in of_similarity]
-        for variable, own in zip(plain.weights, own_weights, strict=True):
-            # By NumPy: on JAX two layers would share a buffer, which training donates.
-            variable.assign(ops.convert_to_numpy(folded.get(id(own), own)))
-        return plain
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
@@ -72,27 +40,13 @@ class WithSimilarity(nesting.KeepsFrozen):
         super().load_own_variables({key: store[key] for key in own})
 
 
-def plain_layer(layer: Any, config: dict[str, Any]) -> keras.layers.Layer:
-    """Makes the plain layer of a layer's config.
-
-    It gets initializers and the like as objects: functions may not be registered.
-    """
-    plain = layer.plain
-    given = {name: value for name, value in config.items() if name not in _OWN}
-    holder = getattr(layer, "cell", layer)
-    for name in given:
-        own = getattr(holder, name, None)
-        if callable(own) and not isinstance(own, keras.layers.Layer):
-            given[name] = own
-    return plain.from_config(given)
-
-
 class NeuralSimilarity(WithSimilarity, FloatKernel):
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
     The layer holds its `M`, static or dynamic, as `bilinear_form`.
     """
 
+    own_attributes = ("bilinear_form", "_kernel_trainable")
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
     #: What computes the product with a predicted `M(x)`.
@@ -223,11 +177,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         self.bilinear_form.require("static", "fold")
         return [(self.kernel, self.equivalent_kernel)]
 
-    def fold(self) -> keras.layers.Layer:
-        plain: Any = super().fold()
-        if isinstance(plain.activation, keras.layers.Layer) and not self.kernel_trainable:
-            plain.activation.trainable = plain.trainable  # Like kernel and bias.
-        return plain
+    def turn_back(self) -> None:
+        self.kernel_trainable = True
+        super().turn_back()
 
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:

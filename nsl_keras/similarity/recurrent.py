@@ -15,11 +15,12 @@ import keras
 from keras import ops
 
 from nsl_keras import nesting, similarities, validation
-from nsl_keras.backend import Tensor
+from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dense import VectorForm
-from nsl_keras.similarity.neural_similarity import WithSimilarity, plain_layer
+from nsl_keras.similarity.neural_similarity import WithSimilarity
 from nsl_keras.similarity.static import StaticForm
+from nsl_keras.turning import Foldable
 
 
 class SimilarityCell(WithSimilarity):
@@ -29,6 +30,7 @@ class SimilarityCell(WithSimilarity):
     similarity = property(attrgetter("input_form.similarity"))
     predictor = property(attrgetter("input_form.predictor"))
     block_size = property(attrgetter("input_form.block_size"))
+    own_attributes = ("input_form", "state_form")
 
     def __init__(
         self,
@@ -312,11 +314,10 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
     plain = keras.layers.LSTMCell
 
 
-class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
+class SimilarityRecurrent(nesting.KeepsFrozen, Foldable, keras.layers.RNN):
     """Private: Keras's recurrent layer around one of the cells above."""
 
     cell_type: type[SimilarityCell]
-    plain: type[keras.layers.RNN]
     units = property(attrgetter("cell.units"))
     activation = property(attrgetter("cell.activation"))
     recurrent_activation = property(attrgetter("cell.recurrent_activation"))
@@ -330,18 +331,12 @@ class SimilarityRecurrent(nesting.KeepsFrozen, keras.layers.RNN):
         super().__init__(cell, **kwargs)
         self.input_spec = keras.InputSpec(ndim=3)
 
-    def fold(self) -> keras.layers.RNN:
-        """Returns a new plain Keras layer that computes the same, with weights of its own.
-
-        Raises:
-            ValueError: If the similarities are predicted, or the layer is not built.
-        """
-        validation.built(self, "fold")
-        cell: Any = self.cell.fold()
-        plain: Any = plain_layer(self, self.get_config())
-        plain.build(self.get_build_config()["input_shape"])
-        plain.set_weights(cell.get_weights())
-        return plain
+    def turn_back(self) -> None:
+        self.cell.turn_back()
+        super().turn_back()
+        if not isinstance(self, keras.layers.SimpleRNN):
+            self.use_cudnn = "auto"
+            leave_out_of_xla(self)  # As Keras does.
 
     def get_config(self) -> dict[str, Any]:
         config = {**self.cell.get_config(), **super().get_config()}
@@ -430,10 +425,3 @@ class NeuralSimilaritySimpleRNN(SimilarityRecurrent):
 
     cell_type = NeuralSimilaritySimpleRNNCell
     plain = keras.layers.SimpleRNN
-
-
-def cells_of(layer: keras.layers.Layer) -> list[SimilarityCell]:
-    """Returns the cells with a similarity in `keras.layers.RNN` or `Bidirectional`."""
-    if type(layer) not in (keras.layers.RNN, keras.layers.Bidirectional):
-        return []
-    return [each for each in nesting.sublayers(layer) if isinstance(each, SimilarityCell)]

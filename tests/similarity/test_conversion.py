@@ -135,8 +135,7 @@ def test_one_layer(layer, options):
     plain = stack(layer, shape=shape)
     plain(inputs)
     randomize(plain.weights)  # Those of an activation too.
-    separable = isinstance(layer, keras.layers.SeparableConv2D)
-    name = f"{layer.name}_depthwise" if separable else getattr(layer, "layer", layer).name
+    name = getattr(layer, "layer", layer).name
     check_conversion(plain, inputs, [name], **options)
 
 

@@ -6,7 +6,7 @@ import pytest
 from conversion_harness import IMAGES, RNG, assert_independent, difference, graph_of, stack
 from helpers import randomize, reloaded
 
-from nsl_keras import layers, nesting, rewiring
+from nsl_keras import graphs, layers, nesting
 from nsl_keras.convert import add_similarity, fold
 
 
@@ -16,7 +16,7 @@ def check_fold(model, inputs, tolerance=1e-5):
     assert difference(model, folded, inputs) <= tolerance
     every_layer = [
         part
-        for layer in rewiring.layers(folded)
+        for layer in graphs.layers(folded)
         for part in (layer, *nesting.sublayers(layer))
     ]
     assert not any(type(each).__module__.startswith("nsl_keras") for each in every_layer)
