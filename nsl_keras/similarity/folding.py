@@ -8,7 +8,6 @@ import keras
 
 from nsl_keras import graphs
 from nsl_keras.copying import copied
-from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.nesting import sublayers
 from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.turning import Foldable
@@ -55,7 +54,7 @@ def fold(model: keras.Model) -> keras.Model:
     unfoldable = [
         f"{layer.name!r} ({'dynamic ' if is_dynamic(layer) else ''}{type(layer).__name__})"
         for layer in graphs.layers(graph)
-        if not is_foldable(layer) or (type(layer) is CosineDense and graph is not model)
+        if not is_foldable(layer) or (_folds_in_two(layer) and graph is not model)
     ]
     if unfoldable:
         raise ValueError(
@@ -69,9 +68,8 @@ def fold(model: keras.Model) -> keras.Model:
         for part in (layer, *sublayers(layer)):
             if isinstance(part, Foldable):
                 part.turn_back()
-    # Two Keras layers, which take the place of one.
-    cosines = {id(each): each.fold() for each in layers if type(each) is CosineDense}
-    return graphs.replayed(copy, cosines) if cosines else copy
+    replacements = {id(each): each.fold() for each in layers if _folds_in_two(each)}
+    return graphs.replayed(copy, replacements) if replacements else copy
 
 
 def is_foldable(layer: keras.layers.Layer) -> bool:
@@ -83,8 +81,13 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
     kin = [part for part in parts if "plain" in vars(type(part))]
     inside = {id(each) for part in kin for each in sublayers(part)}
     ours = [part for part in parts if _is_ours(part) and id(part) not in inside]
-    has_kin = type(layer) is CosineDense or all(part in kin for part in ours)
+    has_kin = _folds_in_two(layer) or all(part in kin for part in ours)
     return has_kin and not is_dynamic(layer)
+
+
+def _folds_in_two(layer: keras.layers.Layer) -> bool:
+    """Whether a Sequential of Keras takes a layer's place, as that of `CosineDense`."""
+    return "fold" in vars(type(layer))
 
 
 def _is_ours(layer: keras.layers.Layer) -> bool:
