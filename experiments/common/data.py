@@ -11,8 +11,7 @@ from typing import Any, Self
 import keras
 import numpy as np
 
-from experiments.common import image_folders
-from nsl_keras.training import files
+from experiments.common import image_folders, runs
 
 PARTS = ("train", "validation", "test")
 
@@ -190,7 +189,7 @@ def save_file(data: ImageData, path: str) -> None:
             images = np.round(255 * images.clip(0, 1)).astype("uint8")
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
     place = pathlib.Path(path).expanduser()
-    with files.replacing(place) as scratch, scratch.open("wb") as file:
+    with runs.replacing(place) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, **arrays)  # To a name, NumPy would add an ending.
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -60,7 +60,7 @@ Images = data.ImageData | ImageStream
 
 @dataclasses.dataclass
 class Rows:
-    """What a command trains: rows by name, with their titles.
+    """What a command trains: rows by name.
 
     `make` is a function of name, seed and recipe, which returns the compiled model of
     images; `finish` gets it trained, with its record. Times are ratios to the `baseline`.
@@ -69,7 +69,7 @@ class Rows:
     """
 
     command: str
-    titles: Mapping[str, str]
+    names: Sequence[str]
     baseline: str
     recipe: Callable[[str], recipe.Recipe]
     make: Callable[[str, int, recipe.Recipe], keras.Model]
@@ -255,31 +255,31 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
     trials = path.with_name(f"{path.stem}_tuning.jsonl"), name.replace("everything", "all")
     records = runs.RunRecords(*(trials if FLAGS.tune else (path, name)), setting, states)
     if FLAGS.tune:
-        titles: dict[runs.Key, str] = {
-            (name, float(rate), seed): f"{title}, rate {rate}, seed {seed}, a trial"
-            for seed in map(int, FLAGS.seeds)
-            for name, title in rows.titles.items()
+        keys: list[runs.Key] = [
+            (name, float(rate), int(seed))
+            for seed in FLAGS.seeds
+            for name in rows.names
             for rate in FLAGS.rates
-        }
+        ]
         rates: dict[str, float] = {}
     else:
-        titles = runs.every(rows.titles, FLAGS.seeds)
+        keys = runs.every(rows.names, FLAGS.seeds)
         made = runs.RunRecords(*trials)
-        rates = tuned_rates(made, rows.titles, setting) if FLAGS.tuned else {}
+        rates = tuned_rates(made, rows.names, setting) if FLAGS.tuned else {}
 
     def run(*key: Any) -> dict:
         name, *tried, seed = key
         rate = tried[0] if tried else rates.get(name)
         return train(rows, found, name, seed, rate, records.state(key))
 
-    runs.run_all(records, titles, run)
+    runs.run_all(records, keys, run)
     shown = tables.trials(records.runs) if FLAGS.tune else rows.table(records)
     print(f"\n{shown}\n\nWrote {records.path}")
     return records
 
 
 def tuned_rates(
-    trials: runs.RunRecords, titles: Iterable[str], setting: dict
+    trials: runs.RunRecords, names: Iterable[str], setting: dict
 ) -> dict[str, float]:
     """The rate of each row that was best on validation images."""
     different = runs.differences(trials.setting or setting, setting)
@@ -291,7 +291,7 @@ def tuned_rates(
             "`tuned` needs trials of the same setting: call the command with --tune first. "
             f"Received: pairs of (trials, here) that are {different}"
         )
-    found: dict[str, dict[float, list[float]]] = {title: {} for title in titles}
+    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for trial in trials.runs:
         # A trial that diverged is one without accuracy.
         accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])

@@ -144,8 +144,7 @@ def main(_arguments: list[str]) -> None:
         return record
 
     unfinished = runs.RunRecords(states / "records.jsonl", setting=whole_setting)
-    titles = {name: TITLES[name] for name in names}
-    runs.run_all(unfinished, runs.every(titles, range(FLAGS.seeds)), run)
+    runs.run_all(unfinished, runs.every(names, range(FLAGS.seeds)), run)
     for name in names:
         if name not in models:  # An interrupted demo trained it.
             models[name], _ = train(name, setting, found, 0, states / f"{name}_0")
@@ -171,7 +170,7 @@ def main(_arguments: list[str]) -> None:
     for record in unfinished.runs:
         added = more.get(record["method"], {}) if record["seed"] == 0 else {}
         records.add(record["key"], {**record, **added})
-    runs.remove(states)
+    runs.remove_state(states)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.path}")
     print(f"Pictures: {results / 'figures'}. Next: examples/README.md has short scripts.")

@@ -93,13 +93,9 @@ def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarr
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Meta-Neighborhoods, Figure 3: spirals"
-    found = runs.read(results / "spirals.jsonl")
-    if not found:
-        return f"{title}\n\nNot run."
-    (content,) = found
+    (content,) = runs.read(results / "spirals.jsonl")
     return (
-        f"{title}\n\n"
+        "## Meta-Neighborhoods, Figure 3: spirals\n\n"
         f"{tables.commands([content])}: {100 * content['test_accuracy']:.1f} % of "
         f"{content['test_examples']:,} test points with {content['num_neighbors']} "
         f"neighbors, {100 * content['linear_test_accuracy']:.1f} % for a linear head by "

@@ -141,12 +141,8 @@ def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -
         about = runs.about("few_shot.calibration")
         return own | about | measured(made[method], sampler, FLAGS.draws)
 
-    titles: dict[runs.Key, str] = {
-        (name, method, shots): f"{name}, {method}, {shots} per class"
-        for shots in map(int, FLAGS.shots)
-        for method in made
-    }
-    runs.run_all(records, titles, run)
+    keys = [(name, method, int(shots)) for shots in FLAGS.shots for method in made]
+    runs.run_all(records, keys, run)
 
 
 def table(found: list[dict]) -> str:
@@ -160,12 +156,9 @@ def table(found: list[dict]) -> str:
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Calibration of adapted classifiers"
     found = runs.RunRecords(results / PLACE).runs
-    if not found:
-        return f"{title}\n\nNot run."
     return (
-        f"{title}\n\n{tables.commands(found)}: expected calibration error (ten bins) of "
+        f"## Calibration of adapted classifiers\n\n{tables.commands(found)}: expected calibration error (ten bins) of "
         "what `adapt` returns, before and after its temperature, over "
         f"{found[0]['setting']['draws']} draws of classes and examples.\n\n{table(found)}"
     )

@@ -237,8 +237,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
             record["inner_rate"] = found["inner_rate"]
         return record | {"accuracy": evaluation.mean}
 
-    titles = {(method, str(r)): f"Trial: {method} at {r:g}" for r in setting.rates}
-    runs.run_all(trials, titles, trial)
+    runs.run_all(trials, [(method, str(rate)) for rate in setting.rates], trial)
     accuracies = {
         run["rate"]: run["accuracy"] for run in trials.runs if run["method"] == method
     }
@@ -317,6 +316,5 @@ def run_methods(
         rate = chosen_rate(training, method, trials)
         return record_of(training, method, rate, seed)
 
-    titles = {name: methods.METHODS[name].title for name in names}
-    runs.run_all(records, runs.every(titles, seeds), run)
+    runs.run_all(records, runs.every(names, seeds), run)
     return records

@@ -32,7 +32,6 @@ from experiments.common.pictures import SHOWN
 from experiments.common.recipe import Recipe
 from experiments.image_classification import curves, features, methods, pictures, table
 from experiments.image_classification.subcategories import induction_accuracy
-from nsl_keras.training import files
 
 FLAGS = flags.FLAGS
 _EXPERIMENTS, _BACKBONES = list(methods.EXPERIMENTS), list(methods.BACKBONES)
@@ -155,12 +154,12 @@ def main(_arguments: list[str]) -> None:
             for key, classes in (("induction", fine), ("coarse_induction", found)):
                 record[f"{key}_accuracy"] = induction_accuracy(model, classes)
         name = f"{record['method']}_{record['seed']}.keras"
-        with files.replacing(models / name) as scratch:
+        with runs.replacing(models / name) as scratch:
             model.save(scratch)
 
     rows = image_training.Rows(
         "image_classification",
-        {name: methods.METHODS[name].title for name in names},
+        names,
         methods.BASELINE,
         lambda name: recipes[methods.METHODS[name].optimizer],
         make,

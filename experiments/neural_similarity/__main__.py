@@ -86,7 +86,7 @@ def main(_arguments: list[str]) -> None:
 
     rows = image_training.Rows(
         "neural_similarity",
-        {name: chosen.methods[name].title for name in names},
+        names,
         chosen.baseline,
         lambda name: trained,
         make,

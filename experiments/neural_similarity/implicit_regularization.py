@@ -168,13 +168,11 @@ def table(found: list[dict]) -> str:
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Neural Similarity Learning, Section 5.1: implicit regularization"
     found = runs.RunRecords(results / PLACE).runs
-    if not found:
-        return f"{title}\n\nNot run."
     seeds = len({run["seed"] for run in found})
     return (
-        f"{title}\n\n{tables.commands(found)}: linear regression by gradient descent on "
+        "## Neural Similarity Learning, Section 5.1: implicit regularization\n\n"
+        f"{tables.commands(found)}: linear regression by gradient descent on "
         "`W`, or on the factors `W'` and `M` of `W = M^T W'`, and of products of several "
         "`M`, from the same small `W`; "
         f"{found[0]['steps'][-1]:,} steps; number of problems that means are taken over: "
@@ -190,13 +188,8 @@ def main(_arguments: list[str]) -> None:
     names = ("learning_rate", "steps", "points")
     setting = {name: getattr(FLAGS, name) for name in names}
     records = runs.RunRecords(results / PLACE, setting=setting)
-    titles = {
-        (data, flow, seed): f"{data}, descent on {flow}, problem {seed}"
-        for data in DATA
-        for flow in FLOWS
-        for seed in range(FLAGS.seeds)
-    }
-    runs.run_all(records, titles, lambda *key: one_run(*key, **setting))
+    keys = itertools.product(DATA, FLOWS, range(FLAGS.seeds))
+    runs.run_all(records, keys, lambda *key: one_run(*key, **setting))
     print(table(records.runs))
     print(f"Wrote {records.path}")
     figures = {"implicit_regularization": picture(records.runs)}

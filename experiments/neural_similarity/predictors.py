@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -192,14 +193,12 @@ def picture(comparisons: dict[str, list[Comparison]], times: dict) -> Any:
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Neural Similarity Learning: what predictors cost"
     found = runs.RunRecords(results / PLACE).runs
-    if not found:
-        return f"{title}\n\nNot run."
     setting = Setting()
     backends = ", ".join(sorted({run["versions"]["backend"] for run in found}))
     return (
-        f"{title}\n\n{tables.commands(found)}: {TRAINING_IMAGES:,} training images, "
+        "## Neural Similarity Learning: what predictors cost\n\n"
+        f"{tables.commands(found)}: {TRAINING_IMAGES:,} training images, "
         f"{setting.epochs} epochs of Adam at {setting.learning_rate:g}, batches of "
         f"{setting.batch_size}. Validation accuracy less the plain network's in points, "
         f"paired by seed, the mean of the last {LAST_EPOCHS} epochs ± half its 95 % "
@@ -234,22 +233,17 @@ def main(_arguments: list[str]) -> None:
         return names | {"step_time": step_time(network, name)} | own
 
     if FLAGS.costs:
-        pairs: dict[runs.Key, str] = {
-            (network, name): f"{NETWORKS[network].title}, {name}"
-            for network in networks
-            for name in FLAGS.method or OWN
-        }
+        pairs = itertools.product(networks, FLAGS.method or OWN)
         runs.run_all(runs.RunRecords(path, COSTS, {"batch": BATCH}), pairs, measure)
     else:
-        titles: dict[runs.Key, str] = {
-            (dataset, network, name, seed): f"{DATASETS[dataset]}, "
-            f"{NETWORKS[network].title}, {METHODS[name].title}, seed {seed}"
-            for seed in map(int, FLAGS.seeds)
+        keys = [
+            (dataset, network, name, int(seed))
+            for seed in FLAGS.seeds
             for dataset in FLAGS.dataset or DATASETS
             for network in networks
             for name in FLAGS.method or METHODS
-        }
-        runs.run_all(records, titles, run)
+        ]
+        runs.run_all(records, keys, run)
     comparisons, times = compare(records.runs), step_times(results)
     print(f"\n{table(comparisons, times)}")
     runs.write_figures(results / "figures", {"predictors": picture(comparisons, times)})

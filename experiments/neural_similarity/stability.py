@@ -219,16 +219,21 @@ def picture(found: list[dict]) -> Any:
     return figure
 
 
+def what_ran(records: runs.RunRecords) -> str:
+    setting = records.setting
+    return (
+        f"{tables.commands(records.runs)}: a narrow CNN on digits, {setting['epochs']} "
+        f"epochs of SGD at {setting['learning_rate']:g} with momentum "
+        f"{setting['momentum']:g}"
+    )
+
+
 def section(results: pathlib.Path) -> str:
-    title = "## Neural Similarity Learning, Section 3.3.1: predictors that train"
     records = runs.RunRecords(results / PLACE)
     found, setting = records.runs, records.setting
-    if not found:
-        return f"{title}\n\nNot run."
     return (
-        f"{title}\n\n{tables.commands(found)}: a narrow CNN on digits, {setting['epochs']} "
-        f"epochs of SGD at {setting['learning_rate']:g} with momentum "
-        f"{setting['momentum']:g}, batches of {setting['batch_size']}; both layers of a "
+        "## Neural Similarity Learning, Section 3.3.1: predictors that train\n\n"
+        f"{what_ran(records)}, batches of {setting['batch_size']}; both layers of a "
         "predictor start at He's normal, the last one of a small start at a thousandth of "
         "it. Accuracy on the test images after the last step, mean ± standard deviation "
         f"over seeds; the mean loss of the last {LAST} steps; the largest entry that any "
@@ -245,13 +250,13 @@ def main(_arguments: list[str]) -> None:
         **{"batch_size": BATCH, "network": "narrow_cnn"},
     }
     records = runs.RunRecords(results / PLACE, setting=setting)
-    titles: dict[runs.Key, str] = {
-        (similarity, name, seed): f"{similarity}, {name}, seed {seed}"
-        for seed in map(int, FLAGS.seeds)
+    keys = [
+        (similarity, name, int(seed))
+        for seed in FLAGS.seeds
         for similarity in FLAGS.similarity or SIMILARITIES
         for name in FLAGS.method or [PLAIN, *ROWS]
-    }
-    runs.run_all(records, titles, train)
+    ]
+    runs.run_all(records, keys, train)
     print(f"\n{table(records.runs)}")
     runs.write_figures(results / "figures", {"stability": picture(records.runs)})
 

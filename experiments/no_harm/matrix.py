@@ -51,13 +51,12 @@ def run_cell(
     data_dir: str | None = None,
 ) -> None:
     seed, dataset, network = cell
-    titles: dict[runs.Key, str] = {
-        (dataset, network, name, seed): f"{DATASETS[dataset].title}, "
-        f"{NETWORKS[network].title}, {method.title}, seed {seed}"
+    keys: list[runs.Key] = [
+        (dataset, network, name, seed)
         for name, method in METHODS.items()
-        if name in methods and method.suits(NETWORKS[network])
-    }
-    if all(map(records.holds, titles)):
+        if name in methods and (NETWORKS[network].batch_norm or not method.batch_norm)
+    ]
+    if all(map(records.holds, keys)):
         return
     images = DATASETS[dataset].load(seed, data_dir)
     trained = Cell(setting, images, NETWORKS[network], seed)
@@ -71,5 +70,5 @@ def run_cell(
         print(f"{accuracy:.2f} %, {seconds:.0f} seconds of a core", flush=True)
         return record | {"core_seconds": seconds} | runs.about("no_harm")
 
-    runs.run_all(records, titles, run)
+    runs.run_all(records, keys, run)
     keras.utils.clear_session()

@@ -34,9 +34,6 @@ class Method(NamedTuple):
     #: The learning rate over the setting's.
     rate: float = 1.0
 
-    def suits(self, network: networks.Network) -> bool:
-        return network.batch_norm or not self.batch_norm
-
 
 def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     return plain

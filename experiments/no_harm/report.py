@@ -57,16 +57,14 @@ over the seeds whose two runs one command made, "unknown" where there is none.""
 
 
 def _section(owner: str, found: list[dict]) -> str:
-    title, comparisons = f"## With {owner} batch norms", compare(found)
-    if not comparisons:
-        return f"{title}\n\nNot run."
+    comparisons = compare(found)
     own = [each for each in comparisons if each.method in OWN]
     (above, below), (above_of_last, below_of_last) = (
         [sum(sign * c.difference(n) > c.half_width(n) for c in own) for sign in (1, -1)]
         for n in (1, LAST_EPOCHS)
     )
     large = sum(each.has_large_gap for each in own)
-    return f"""{title}
+    return f"""## With {owner} batch norms
 
 Means over the cells, differences ± their standard deviation:
 

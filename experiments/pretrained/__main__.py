@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -339,25 +340,21 @@ def main(_arguments: list[str]) -> None:
             RATES, key=lambda r: np.mean([t["accuracy"] for t in own if t["rate"] == r])
         )
 
-    tried: dict[runs.Key, str] = {
-        (name, place, str(rate)): f"{name} at {rate:g}, {place}, a trial"
-        for name in names
-        if name not in FIXED
-        for place in table.TRIED
-        for rate in RATES
-    }
+    trained = [name for name in names if name not in FIXED]
     runs.run_all(
-        trials, tried, lambda name, place, rate: run(name, place, 5, TRIAL, float(rate))
+        trials,
+        itertools.product(trained, table.TRIED, map(str, RATES)),
+        lambda name, place, rate: run(name, place, 5, TRIAL, float(rate)),
     )
-    titles: dict[runs.Key, str] = {
-        (name, place, shots, number): f"{name}, {place}, {shots} a class, draw {number}"
-        for number in map(int, FLAGS.seeds)
-        for shots in map(int, FLAGS.shots)
+    keys = [
+        (name, place, int(shots), int(number))
+        for number in FLAGS.seeds
+        for shots in FLAGS.shots
         for place in FLAGS.domain or table.DOMAINS
         for name in names
-    }
+    ]
     records = runs.RunRecords(path, "", setting)
-    runs.run_all(records, titles, lambda *key: run(*key, best_rate(key[0])))
+    runs.run_all(records, keys, lambda *key: run(*key, best_rate(key[0])))
     print(f"\n{table.table(records.runs)}\n\nWrote {path}")
 
 

@@ -80,8 +80,6 @@ def section(results: pathlib.Path, kind: str = "tried") -> str:
     title, domains = PARTS[kind]
     found = runs.RunRecords(results / PLACE).runs
     found = [run for run in found if run["domain"] in domains]
-    if not found:
-        return f"{title}\n\nNot run."
     largest = max((run.get("folded_difference", 0.0) for run in found), default=0.0)
     return (
         f"{title}\n\n{tables.commands(found)}: EfficientNet-Lite0 (ImageNet) on the seven "

@@ -43,15 +43,13 @@ flags.DEFINE_bool("features", False, "Entries in the space of the last layer's i
 flags.DEFINE_float("key_deviation", 0.05, "Standard deviation of keys at the start.")
 flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
-
-flags.DEFINE_multi_enum("method", [], ["fold", "knn"], "Networks, kNN; both by default.")
-
 #: Share of a fold's training data that is for choices, and the seed of folds and weights.
 VALIDATION_SHARE, SEED = 0.2, 0
 #: Steps between states, at least: a step takes some milliseconds.
 STEPS_KEPT = 100
-#: By the name of their records.
-PARTS = {"fold": "networks", "knn": "kNN"}
+#: Names of the records of networks, and of kNN.
+PARTS = ("fold", "knn")
+flags.DEFINE_multi_enum("method", [], list(PARTS), "Networks, kNN; both by default.")
 NEIGHBOR_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 
 
@@ -242,13 +240,7 @@ def main(_arguments: list[str]) -> None:
             found = run_fold(folds[number], records.state((name, number)))
         return {"fold": number, **runs.about("regression"), **found}
 
-    titles: dict[runs.Key, str] = {
-        (name, number): f"Fold {number + 1}, {title}"
-        for number in range(FLAGS.folds)
-        for name, title in PARTS.items()
-        if not FLAGS.method or name in FLAGS.method
-    }
-    runs.run_all(records, titles, run)
+    runs.run_all(records, runs.every(FLAGS.method or PARTS, range(FLAGS.folds)), run)
     print(f"\n{table.table([records])}\n")
     print(f"Wrote {records.path}")
 

@@ -98,22 +98,23 @@ def images_per_second(
 
 
 def section(results: pathlib.Path) -> str:
-    for found in runs.read(results / "serving.jsonl"):
-        rows = {
-            "good requests that got what the model predicts": "{equal:,} of {good:,}",
-            "malformed ones that got status 400 or 422": "{refused:,} of {malformed:,}",
-            "server's memory, MiB, before and after": "{memory[0]}, {memory[1]}",
-        }
-        for name in SIGNATURES:
-            rows |= {
-                f"1 image, {name}, ms: median and 99th percentile": f"{{latency[{name}][0]"
-                f":.2f}}, {{latency[{name}][1]:.2f}}",
-                f"images a second in batches of 64, {name}": f"{{speed[{name}]:,.0f}}",
-            }
-        made = [[what, form.format(**found)] for what, form in rows.items()]
-        how = f"{tables.commands([found])}, {found['cores']} cores, shared with the client."
-        return f"{how}\n\n{tables.markdown(['what', 'found'], made)}"
-    return "Not run."
+    (found,) = runs.read(results / "serving.jsonl")
+    count = "{:,} of {:,}".format
+    rows = {
+        "good requests that got what the model predicts": count(
+            found["equal"], found["good"]
+        ),
+        "malformed ones that got status 400 or 422": count(
+            found["refused"], found["malformed"]
+        ),
+        "server's memory, MiB, before and after": "{}, {}".format(*found["memory"]),
+    }
+    for name in SIGNATURES:
+        latencies = ", ".join(f"{each:.2f}" for each in found["latency"][name])
+        rows[f"1 image, {name}, ms: median and 99th percentile"] = latencies
+        rows[f"images a second in batches of 64, {name}"] = f"{found['speed'][name]:,.0f}"
+    how = f"{tables.commands([found])}, {found['cores']} cores, shared with the client."
+    return f"{how}\n\n{tables.markdown(['what', 'found'], rows.items())}"
 
 
 def main(_arguments: list[str]) -> None:
