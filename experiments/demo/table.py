@@ -47,11 +47,14 @@ def table(found: list[dict]) -> str:
 
 
 def section(results: pathlib.Path, dataset: str) -> str:
+    title = f"## Demo: {dataset}"
     records = runs.RunRecords(results / "demo.jsonl", dataset)
     found, setting = records.runs, records.setting
+    if not found:
+        return f"{title}\n\nNot run."
     served = next(run["served"] for run in found if "served" in run)
     parts = [
-        f"## Demo: {dataset}",
+        title,
         f"{tables.commands(found)}: {setting['train_examples']:,} training images, "
         f"{setting['epochs']} epochs, {setting['test_examples']:,} test images, "
         f"seeds {tables.seeds(found)}; mean ± standard deviation, differences "

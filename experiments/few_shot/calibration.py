@@ -158,7 +158,8 @@ def table(found: list[dict]) -> str:
 def section(results: pathlib.Path) -> str:
     found = runs.RunRecords(results / PLACE).runs
     return (
-        f"## Calibration of adapted classifiers\n\n{tables.commands(found)}: expected calibration error (ten bins) of "
+        f"## Calibration of adapted classifiers\n\n{tables.commands(found)}: "
+        "expected calibration error (ten bins) of "
         "what `adapt` returns, before and after its temperature, over "
         f"{found[0]['setting']['draws']} draws of classes and examples.\n\n{table(found)}"
     )
