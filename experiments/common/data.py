@@ -157,13 +157,11 @@ def read_file(path: str) -> ImageData:
             f"{', '.join(missing)}"
         )
     parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
-    for part, split in zip(PARTS, parts, strict=True):
-        images, labels = split.images, split.labels
-        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+    for each in (split.images for split in parts):
+        if each.dtype != np.uint8 or each.ndim != 4:
             raise ValueError(
-                "`data_file` must hold uint8 images of shape (n, height, width, channels), "
-                f"and as many labels. Received: {path} with {part} images of dtype "
-                f"{images.dtype} and shape {images.shape}, and {len(labels)} labels"
+                "`data_file` must hold uint8 images of shape (n, height, width, channels). "
+                f"Received: {path} with images of {each.dtype} and shape {each.shape}"
             )
     names = [str(name) for name in arrays.get("class_names", ())]
     return ImageData(*parts, names, fingerprint(arrays))
@@ -204,19 +202,12 @@ def load_file(path: str, train_examples: int | None = None) -> ImageData:
 
 def resized_images(images: np.ndarray, size: int) -> np.ndarray:
     """Images of `size` by `size` pixels (bilinear, antialiased), as float32."""
-    return np.concatenate(
-        [
-            keras.ops.convert_to_numpy(
-                keras.ops.image.resize(
-                    part.astype("float32"),
-                    (size, size),
-                    antialias=True,
-                    data_format="channels_last",
-                )
-            )
-            for part in np.array_split(images, max(1, len(images) // 1000))
-        ]
-    )
+    options = {"antialias": True, "data_format": "channels_last"}
+    found = [
+        keras.ops.image.resize(part.astype("float32"), (size, size), **options)
+        for part in np.array_split(images, max(1, len(images) // 1000))
+    ]
+    return np.concatenate([keras.ops.convert_to_numpy(part) for part in found])
 
 
 def without_validation(data: ImageData) -> ImageData:
