@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 import nsl_keras
+from experiments.common.multiply_adds import multiply_adds
 
 #: By their names in the paper.
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
@@ -72,5 +73,5 @@ def nearest_width(size: Callable[[int], int], target: int, widths: range) -> int
 def size_of(model: keras.Model) -> dict[str, int]:
     return {
         "parameters": sum(int(keras.ops.size(each)) for each in model.trainable_variables),
-        "multiply_adds": nsl_keras.convert.summary(model).multiply_adds,
+        "multiply_adds": multiply_adds(model)[0],
     }

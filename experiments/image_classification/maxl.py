@@ -22,8 +22,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras.backend import GradientTape
-
 PARTS = 5
 ENTROPY_WEIGHT = 0.2
 
@@ -92,9 +90,11 @@ class Maxl(keras.Model):
 
     def generator_loss(self, images: Any, labels: Any) -> Any:
         """The loss of the classes after a step, plus how unevenly the parts are used."""
+        import tensorflow as tf
+
         parts = self.generated(images, labels)
         weights = [each.value for each in self.multi_task.trainable_variables]
-        with GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             _, both = self.loss_at(weights, images, labels, parts)
         stepped = [
@@ -106,13 +106,15 @@ class Maxl(keras.Model):
         return after + ENTROPY_WEIGHT * ops.sum(shares * ops.log(shares + 1e-20))
 
     def train_step(self, data: Any) -> dict[str, Any]:
+        import tensorflow as tf
+
         images, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with GradientTape() as tape:
+        with tf.GradientTape() as tape:
             loss = self.generator_loss(images, labels)
         variables = self.generator.trainable_variables
         self.generator_optimizer.apply(tape.gradient(loss, variables), variables)
         parts = self.generated(images, labels)
-        with GradientTape() as tape:
+        with tf.GradientTape() as tape:
             primary, auxiliary = self.multi_task(images, training=True)
             _, both = losses(labels, parts, primary, auxiliary)
             both = sum(self.multi_task.losses, both)

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 import nsl_keras
+from experiments.common.multiply_adds import multiply_adds as counted
 from experiments.common.recipe import HalvingRecipe, Recipe, compile_classifier, spared_of
 from experiments.image_classification import curves
 from experiments.image_classification.maxl import Maxl, maxl
@@ -340,31 +341,20 @@ def build(
 
 
 def multiply_adds(network: keras.Model) -> int:
-    """For one image: those of `convert.summary`, of iFiLM, and of attention and adaptation.
+    """For one image: those of the network, and of attention and adaptation.
 
     The first step's pass over the dictionary, once per batch, is not counted.
     """
-    if isinstance(network, Maxl):
-        return nsl_keras.convert.summary(network.multi_task).multiply_adds
-    total = nsl_keras.convert.summary(network).multiply_adds
-    adapts = isinstance(network, nsl_keras.MetaNeighborhoodModel)
-    for layer in (network.backbone if adapts else network.layers[0]).layers:
-        if isinstance(layer, nsl_keras.layers.InstanceFiLM):
-            # Attention, scales and shifts.
-            total += 3 * layer.keys.shape[0] * layer.keys.shape[1]
-    if adapts:
-        entries, features = network.dictionary.keys.shape
-        steps, classes = network.neighborhood.inner_steps, network.head.units
-        product = features * classes
-        if steps > 1:
-            # Per-example weights see the entries, forward and back.
-            per_entry = (2 * steps - 1) * product
-        elif isinstance(network.head, keras.layers.Dense):
-            per_entry = features + classes
-        else:
-            per_entry = product
-        total += entries * (features + per_entry)
-    return total
+    if not isinstance(network, nsl_keras.MetaNeighborhoodModel):
+        return counted(network.multi_task if isinstance(network, Maxl) else network)[0]
+    entries, features = network.dictionary.keys.shape
+    steps, product = network.neighborhood.inner_steps, features * network.head.units
+    # The weights of an example see the entries, in further steps forward and back.
+    return (
+        counted(network.backbone)[0]
+        + product
+        + entries * (features + (2 * steps - 1) * product)
+    )
 
 
 _SMALL = {"adamw": (60_000, (40_000,)), "nesterov": (60_000, (40_000, 50_000))}

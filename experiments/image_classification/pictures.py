@@ -30,7 +30,7 @@ def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str
             continue
         figures[f"{name}_feature_map"] = plot_feature_map(model, train, names)
         figures[f"{name}_prototype_cosines"] = plot_prototype_cosines(model, test)
-        figures[f"{name}_entries"] = plot_entries(model, test.images, class_names=names)
+        figures[f"{name}_entries"] = plot_entries(model, test.images, names)
         figures[f"{name}_adaptation"] = of_adaptation(model, data, test)
     return figures
 

@@ -10,9 +10,14 @@ import keras
 import numpy as np
 
 from experiments.common.data import ImageData, Split
-from experiments.common.pictures import attention_of
+from experiments.common.pictures import (
+    BLUE,
+    ORANGE,
+    attention_of,
+    draw_image,
+    grid_of_images,
+)
 from nsl_keras import MetaNeighborhoodModel
-from nsl_keras.visualize import figures
 
 #: The paper names neither the number of neighbors nor the metric; here it is the cosine.
 NEAREST = 5
@@ -45,7 +50,7 @@ def plot_subcategories(
     queries: Split,
     names: Sequence[str],
     nearest: int = NEAREST,
-) -> figures.Figure:
+) -> Any:
     """Figure 6: the first query of each label with its nearest images, and their labels.
 
     A solid blue frame marks the query's label, a dashed orange one another. The title
@@ -56,19 +61,16 @@ def plot_subcategories(
     drawn = np.sort(np.unique(queries.labels, return_index=True)[1])[:8]
     neighbors = vote.kneighbors(found[drawn], return_distance=False)
 
-    values = figures.display_range(train.images, queries.images)
     captions = np.asarray(names)[train.labels[neighbors]]
-    figure, panels, others = figures.grid_of_images(
-        train.images, neighbors, captions, values
-    )
+    figure, panels, others = grid_of_images(train.images, neighbors, captions)
     for row, query, axes, beside in zip(drawn, panels, others, neighbors, strict=True):
         label = queries.labels[row]
-        figures.draw_image(query, queries.images[row], values)
+        draw_image(query, queries.images[row])
         query.set_xlabel(names[label], fontsize=8, labelpad=2, weight="bold")
         for axis, index in zip(axes, beside, strict=True):
-            look = {"color": figures.BLUE, "linestyle": "-"}
+            look = {"color": BLUE, "linestyle": "-"}
             if train.labels[index] != label:
-                look = {"color": figures.ORANGE, "linestyle": (0, (2, 1.5))}
+                look = {"color": ORANGE, "linestyle": (0, (2, 1.5))}
             for spine in axis.spines.values():
                 spine.set(linewidth=2.5, **look)
     panels[0].set_title("query", fontsize=9)

@@ -362,8 +362,10 @@ def build(
 
 def served(network: keras.Model) -> keras.Model:
     """The network as it is served: folded where that is possible, and of one tap."""
-    folds = nsl_keras.convert.summary(network).folds
-    return with_shifts(nsl_keras.convert.fold(network)) if folds else network
+    kinds = nsl_keras.layers.SphereConv2D, nsl_keras.layers.GlobalNeuralSimilarity2D
+    if any(getattr(x, "predictor", None) or isinstance(x, kinds) for x in network.layers):
+        return network
+    return with_shifts(nsl_keras.convert.fold(network))
 
 
 def alike_filters(

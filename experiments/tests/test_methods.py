@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import nsl_keras
+from experiments.common.multiply_adds import multiply_adds as counted
 from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import training as few_shot_training
 from experiments.image_classification import curves, maxl
@@ -230,7 +231,7 @@ def test_multiply_adds_of_meta_neighborhoods(narrow):
     def adaptation(name):
         model = neighborhood_model(name)
         features, classes = model.dictionary.keys.shape[1], model.head.units
-        backbone = nsl_keras.convert.summary(model.backbone).multiply_adds
+        backbone, _ = counted(model.backbone)
         return image_methods.multiply_adds(model) - backbone, features, classes
 
     # Attention over 12 entries, their part of the adaptation, and the plain head.
