@@ -45,7 +45,8 @@ def most_changed(model: MetaNeighborhoodModel, test: Split) -> int:
 
     If it puts none right, that with the largest change.
     """
-    before, after = (m.predict(test.images, verbose=0) for m in (model.unadapted, model))
+    after = model.predict(test.images, verbose=0)
+    before = model.unadapted.predict(test.images, verbose=0)
     true = np.arange(len(test.labels)), test.labels
     wrong = before.argmax(axis=1) != test.labels
     right = after.argmax(axis=1) == test.labels

@@ -75,8 +75,7 @@ def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     records = run_methods(training, names, FLAGS.seeds, results)
     training.forget(names)
-    print(f"\n{table.section(records)}\n")
-    print(f"Wrote {records.path}")
+    print(f"\n{table.section(records)}\n\nWrote {records.path}")
 
 
 if __name__ == "__main__":

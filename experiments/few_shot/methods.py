@@ -14,12 +14,14 @@ import nsl_keras
 from experiments.common import rivals
 from experiments.common.convolutions import convolutions, depthwise, nearest_width, size_of
 from experiments.few_shot.closer_look import BatchFinetuner
-from experiments.few_shot.matching import MatchingNet
-from experiments.few_shot.nearest_neighbor import NearestNeighbor
-from experiments.few_shot.relation import RelationLoss, RelationNet
+from experiments.few_shot.learners import (
+    MatchingNet,
+    NearestNeighbor,
+    RelationLoss,
+    RelationNet,
+)
 from experiments.networks.cnn import cnn9
 from nsl_keras import few_shot
-from nsl_keras.few_shot.functional import classifier_of, select_variables
 
 _BACKBONES = {
     "cnn4": nsl_keras.backbones.cnn4,
@@ -39,13 +41,10 @@ def features(
 ) -> keras.Model:
     """The network below a classifier, from images to vectors.
 
-    `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
-    identity; `"dynamic_blocks"` for an `M` in each block of 2x2 positions, `"dynamic_1x1"`
-    for a 1x1 second layer of the predictors, `"dynamic_depthwise"` for a depthwise first;
-    `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for plain
-    networks of the width that has the dynamic one's trainable parameters, or its
-    multiply-adds. `width` is that of plain networks; `published` predictors are the
-    authors'.
+    `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity, `"dynamic_..."` with
+    predictors of `_PREDICTORS`; a name of `_RIVALS`; `"same_parameters"` and `"same_cost"`
+    for plain networks as wide as the dynamic one's parameters or multiply-adds ask.
+    `width` is that of plain networks; `published` predictors are the authors'.
     """
     if kind in _MEASURES:
         width = plain_width(backbone, kind, tuple(shape), published)
@@ -59,15 +58,9 @@ def features(
     if width is not None:  # The stages of CNN-9 widen.
         widths = (width, 2 * width, 4 * width) if backbone != "cnn4" else width
         filters = {"filters": widths}
-    model = _BACKBONES[backbone](
-        shape,
-        classes=None,
-        **filters,
-        batch_normalization=functools.partial(
-            nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM
-        ),
-        convolution=convolution,
-    )
+    norm = functools.partial(nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM)
+    options = {"batch_normalization": norm, "convolution": convolution, **filters}
+    model = _BACKBONES[backbone](shape, classes=None, **options)
     outputs = model.output
     if len(outputs.shape) > 2:
         outputs = keras.layers.Flatten()(outputs)
@@ -143,7 +136,7 @@ class HeadFirst(few_shot.Finetuner):
     """Takes 20 steps of 0.05 with the classifier, then its own with the rest alone."""
 
     def _values_after(self, support: Any, labels: Any) -> list[Any]:
-        head = set(map(id, classifier_of(self._copy).variables))
+        head = set(map(id, self._copy.layers[-1].variables))
         is_head = [id(each) in head for each in self._after.variables]
         values, first = self._after.values(), few_shot.DampenedMomentum(0.05)
 
@@ -193,7 +186,7 @@ class MetaStatic(few_shot.MAML):
 
     def _values_after(self, support: Any, targets: Any, training: bool) -> list[Any]:
         values = super()._values_after(support, targets, training)
-        last = set(map(id, select_variables(self.model, "classifier")))
+        last = set(map(id, self.model.layers[-1].variables))
         for _ in range(0 if training else 20):
             moved = self._stepped(values, support, targets)
             triples = zip(self.functional.variables, moved, values, strict=True)

@@ -81,9 +81,15 @@ def section(records: runs.RunRecords, names: Mapping[str, str] = ALL) -> str:
         "differences are paired episode by episode."
     )
     trials = tables.trials_of(records)
-    differences = _pairs(setting, found, trials)
-    made = _table(setting, found, names, trials)
-    return "\n\n".join([title, text, made, *differences])
+    parts = [title, text, _table(setting, found, names, trials)]
+    pairs = [
+        f"{methods.METHODS[first].title} less {methods.METHODS[second].title} {difference}"
+        for first, second in methods.PAIRS
+        if (difference := _difference(first, second, found, setting, trials))
+    ]
+    if pairs:
+        parts.append(f"Paired differences: {'; '.join(pairs)}.")
+    return "\n\n".join(parts)
 
 
 def _backends(found: list[dict]) -> str:
@@ -95,17 +101,6 @@ def _backends(found: list[dict]) -> str:
     }
     titles = "; ".join(methods.METHODS[name].title for name in others)
     return f"With {', '.join(dict.fromkeys(others.values()))}: {titles}. " if others else ""
-
-
-def _pairs(setting: dict, found: list[dict], trials: tables.Trials) -> list[str]:
-    """A line of differences between rows, where both of a pair ran."""
-    pairs = []
-    for first, second in methods.PAIRS:
-        titles = [methods.METHODS[name].title for name in (first, second)]
-        difference = _difference(first, second, found, setting, trials)
-        if difference:
-            pairs.append(f"{titles[0]} less {titles[1]} {difference}")
-    return [f"Paired differences: {'; '.join(pairs)}."] if pairs else []
 
 
 def not_run() -> str:
@@ -146,15 +141,15 @@ def _table(
             if method.paper or method.rebuttal:
                 rows.append([*cells, tables.NOT_RUN])
             continue
-        finished = [run for run in chosen if "diverged" not in run]
-        if len(finished) < len(chosen):
-            outcome = f"diverged in {len(chosen) - len(finished)} of {len(chosen)} runs"
-            rows.append([*cells, outcome])
+        if diverged := sum("diverged" in run for run in chosen):
+            rows.append([*cells, f"diverged in {diverged} of {len(chosen)} runs"])
             continue
-        evaluation = _evaluation(chosen, setting)
+        shown = _difference(name, other, found, setting, trials)
+        if shown and names is not ALL:
+            shown += f" to {methods.METHODS[other].title}"
         cells += [
-            f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
-            _beside(name, other, found, setting, trials, named=names is not ALL),
+            _percent(_evaluation(chosen, setting)),
+            shown,
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",
             ", ".join(dict.fromkeys(map(_rate, chosen))),
@@ -165,9 +160,8 @@ def _table(
     return tables.run_and_not_run(columns, rows)
 
 
-def _beside(name: str, other: str, *run: Any, named: bool) -> str:
-    shown = _difference(name, other, *run)
-    return f"{shown} to {methods.METHODS[other].title}" if shown and named else shown
+def _percent(found: Any, sign: str = "") -> str:
+    return f"{100 * found.mean:{sign}.2f} ± {100 * found.half_width:.2f}"
 
 
 def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
@@ -202,5 +196,4 @@ def _difference(
     shared = [[run for run in each if run["seed"] in both] for each in pair]
     if tables.incomparable(*shared, trials, chance=1 / setting["ways"]):
         return tables.NOT_COMPARABLE
-    paired = few_shot.compare(*(_evaluation(each, setting) for each in shared))
-    return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
+    return _percent(few_shot.compare(*(_evaluation(e, setting) for e in shared)), "+")

@@ -141,10 +141,6 @@ def test_few_shot_differences_are_paired_by_episode():
         "nearest_centroid", "finetuning", found, setting, trials=None
     )
     assert cell.startswith(f"{100 * np.mean([0, 1, 0]) / 6:+.2f} ± ")
-    pair = "nearest_centroid", "finetuning", found, setting, None
-    beside = few_shot_table._beside(*pair, named=True)
-    assert beside == f"{cell} to finetuning of the classifier, from zero"
-    assert few_shot_table._beside(*pair, named=False) == cell
 
 
 @pytest.mark.parametrize(

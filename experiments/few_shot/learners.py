@@ -1,4 +1,4 @@
-"""Relation networks (Sung et al., CVPR 2018): a learned comparison of feature maps."""
+"""Learners of the few-shot table that the package does not have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,66 @@ import keras
 from keras import ops
 
 import nsl_keras
+from nsl_keras.few_shot import NearestCentroid, ProtoNet
 from nsl_keras.few_shot.metric_learner import MetricLearner, outputs_of_sets
+
+
+@keras.saving.register_keras_serializable("experiments")
+class NearestNeighbor(NearestCentroid):
+    """The baseline of Matching Networks (Vinyals et al., NeurIPS 2016); trains nothing.
+
+        logits_c = max over support examples x of class c of sim(z(query), z(x))
+
+    with the cosine, or minus the squared distance, as `sim`, and `z` of `NearestCentroid`.
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        metric: Any = "cosine",
+        normalize: bool = False,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, metric, normalize, batch_normalization, **kwargs)
+
+    def compare(self, support: Any, membership: Any, queries: Any, training: bool) -> Any:
+        similarity = self.metric(self.vectors(queries), self.vectors(support))
+        of_class = ops.where(membership[:, None] > 0, similarity[..., None], -1e30)
+        return ops.max(of_class, axis=2)
+
+
+@keras.saving.register_keras_serializable("experiments")
+class MatchingNet(ProtoNet):
+    """Matching networks (Vinyals et al., NeurIPS 2016): attention on the labels.
+
+        a_i       = softmax_i(cos(f(query), f(x_i)) / temperature)
+        logits_c  = log sum over i with label c of a_i
+
+    The paper's Eq. (1), without a temperature and without full context embeddings, as in
+    later comparisons. The logits are logarithms of probabilities. Compile as `ProtoNet`.
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        metric: Any = "cosine",
+        temperature: float = 1.0,
+        learn_temperature: bool = False,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        given = (metric, temperature, learn_temperature, batch_normalization)
+        super().__init__(backbone, ways, *given, **kwargs)
+
+    def compare(self, support: Any, membership: Any, queries: Any, training: bool) -> Any:
+        scores = self.scaled(self.metric(queries, support))
+        of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
+        total = ops.logsumexp(scores, axis=-1, keepdims=True)
+        # The logarithm of Matching Networks Eq. (1): attention on each class's images.
+        return ops.logsumexp(of_class, axis=2) - total
 
 
 def relation_module(
@@ -29,7 +88,7 @@ def relation_module(
 
 @keras.saving.register_keras_serializable("experiments")
 class RelationNet(MetricLearner):
-    """A small network compares a query with each class.
+    """Relation networks (Sung et al., CVPR 2018): a learned comparison of maps.
 
     With the feature maps `f`, the support examples `S_c` of class `c` and the relation
     module `g`,
