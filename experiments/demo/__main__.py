@@ -163,7 +163,7 @@ def main(_arguments: list[str]) -> None:
         for name in names
     }
     ratios = timing.ratios_to_first(steps, warm_up=3, calls_per_round=3)
-    more = {name: {"step_time_ratio": ratios[name]._asdict()} for name in names}
+    more = {name: {"step_time_ratio": ratios[name]} for name in names}
     more[served]["served"] = answers
     runs.clear(path, FLAGS.dataset)
     records = runs.RunRecords(path, FLAGS.dataset, whole_setting)

@@ -41,7 +41,7 @@ class Comparison:
                 "case": self.case,
                 "baseline": baseline,
                 "candidate": candidate,
-                **ratios[candidate]._asdict(),
+                **ratios[candidate],
                 "calls_per_round": self.calls_per_round,
             }
             for candidate in candidates
