@@ -46,6 +46,9 @@ class ImageData:
         parts = {part: change(getattr(self, part)) for part in PARTS}
         return dataclasses.replace(self, **parts, **others)
 
+    def resized(self, size: int) -> Self:
+        return self.changed(lambda s: Split(resized_images(s.images, size), s.labels))
+
     @property
     def standardized(self) -> Self:
         """The same data with channels of mean 0 and deviation 1 in the training images."""
@@ -136,9 +139,8 @@ def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) ->
     rest = total - total // 10
     count = rest if train_examples is None else min(train_examples, rest)
     parts = (f"train[:{count}]", f"train[{rest}:]", "test")
-    train, validation, test = (_scaled(read_prepared(builder, part)) for part in parts)
     names = list(builder.info.features["label"].names)
-    return ImageData(train, validation, test, names)
+    return ImageData(*(_scaled(read_prepared(builder, part)) for part in parts), names)
 
 
 def read_file(path: str) -> ImageData:

@@ -35,20 +35,12 @@ _OPTIMIZERS = ["momentum", "nesterov", "adam", "adamw"]
 flags.DEFINE_enum("optimizer", None, _OPTIMIZERS, "Instead of the published one.")
 flags.DEFINE_bool("cosine_decay", None, "Let the rate fall to 0 along a cosine.")
 flags.DEFINE_integer("warmup_steps", None, "Steps in which the rate rises at the start.")
-flags.DEFINE_enum(
-    "input",
-    None,
-    ["unit", "standardized"],
-    "Images in [0, 1], or with channels of mean 0 and deviation 1; else as published.",
-)
+_INPUTS = "Images in [0, 1], or with channels of mean 0 and deviation 1; else as published."
+flags.DEFINE_enum("input", None, ["unit", "standardized"], _INPUTS)
 flags.DEFINE_list("filters", None, "Filters of the stages, instead of the published.")
 flags.DEFINE_bool("mixed_precision", False, "Compute in bfloat16, with float32 weights.")
-flags.DEFINE_enum(
-    "augmentation",
-    None,
-    recipe.AUGMENTATIONS,
-    "Else as published, where it suits: mirror images of digits are no digits.",
-)
+_SUITS = "Else as published, where it suits: mirror images of digits are no digits."
+flags.DEFINE_enum("augmentation", None, recipe.AUGMENTATIONS, _SUITS)
 flags.DEFINE_bool("step_times", False, "Time steps of each row beside the plain network's.")
 flags.DEFINE_bool("tune", False, "Try --rates, judged on validation images, and stop.")
 flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Start rates that --tune tries.")
@@ -92,10 +84,8 @@ def steps_from_flags(published: int, train_examples: int, batch_size: int) -> in
 
 
 def recipe_changes_from_flags() -> dict:
-    changes = options.changes(
-        *("batch_size", "learning_rate", "optimizer", "cosine_decay", "warmup_steps")
-    )
-    return changes | ({"input_range": (0.0, 1.0)} if FLAGS.input else {})
+    names = ("batch_size", "learning_rate", "optimizer", "cosine_decay", "warmup_steps")
+    return options.changes(*names) | ({"input_range": (0.0, 1.0)} if FLAGS.input else {})
 
 
 def chosen_methods(known: Iterable[str], place: str) -> list[str]:
@@ -145,9 +135,7 @@ def _load_arrays(image_size: int | None) -> data.ImageData | None:
         size = image_size or 32
         found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
     if image_size and found.image_shape[:2] != (image_size, image_size):
-        found = found.changed(
-            lambda s: data.Split(data.resized_images(s.images, image_size), s.labels)
-        )
+        found = found.resized(image_size)
     # Trials are judged on the validation images.
     if FLAGS.tune and not len(found.validation.images):
         raise ValueError(
@@ -192,9 +180,8 @@ def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")
     tuned = "_tuned" if FLAGS.tuned or FLAGS.tune else ""
     # Backends draw other start weights, which seeds would hide.
-    backend = keras.backend.backend()
-    other = "" if backend == "tensorflow" else f"_{backend}"
-    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}{other}"
+    backend = f"_{keras.backend.backend()}".removesuffix("_tensorflow")
+    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}{backend}"
 
 
 def train(

@@ -19,7 +19,6 @@ trained on coarse classes only.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 
 import keras
 import numpy as np
@@ -45,8 +44,7 @@ flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept."
 def recipes_from_flags(train_examples: int) -> dict[str, Recipe]:
     """The recipe for each optimizer: the same share of the published steps."""
     published = {
-        optimizer: methods.published(FLAGS.dataset, optimizer)
-        for optimizer in methods.OPTIMIZERS
+        name: methods.published(FLAGS.dataset, name) for name in methods.OPTIMIZERS
     }
     longest = published["adamw"].steps
     steps = image_training.steps_from_flags(
@@ -77,22 +75,6 @@ def with_coarse_labels(found: ImageData) -> ImageData:
     fine = np.array(found.class_names)
     names = ["/".join(fine[coarse == number]) for number in range(coarse.max() + 1)]
     return found.changed(lambda s: Split(s.images, coarse[s.labels]), class_names=names)
-
-
-def draw(names: list[str], found: ImageData, models: pathlib.Path, place: str) -> None:
-    """Draws the models of the first seed that are in the folder."""
-    seed = FLAGS.seeds[0]
-    trained = {
-        name: keras.saving.load_model(path)
-        for name in names
-        if (path := models / f"{name}_{seed}.keras").exists()
-    }
-    coarse = methods.EXPERIMENTS[FLAGS.experiment].coarse
-    make = pictures.of_subcategories if coarse else pictures.of_neighbors
-    runs.write_figures(
-        runs.results_folder(FLAGS.output_dir) / "figures",
-        {f"{place}_{name}": figure for name, figure in make(trained, found).items()},
-    )
 
 
 def main(_arguments: list[str]) -> None:
@@ -169,14 +151,24 @@ def main(_arguments: list[str]) -> None:
         curves=experiment.figure is curves.in_training,
     )
     made = image_training.make_runs(rows, place, setting, found)
-    if experiment.figure and not FLAGS.tune:
-        folder = runs.results_folder(FLAGS.output_dir) / "figures"
+    if FLAGS.tune:
+        return
+    figures = {}
+    if experiment.figure:
         titles = {name: each.title for name, each in experiment.methods.items()}
-        drawn = experiment.figure(setting, made.runs, titles)
-        if drawn is not None:
-            runs.write_figures(folder, {f"{made.name}_{FLAGS.experiment}": drawn})
-    if FLAGS.figures and not FLAGS.tune:
-        draw(names, fine, models, place)
+        figures[FLAGS.experiment] = experiment.figure(setting, made.runs, titles)
+    if FLAGS.figures:
+        trained = {
+            name: keras.saving.load_model(path)
+            for name in names
+            if (path := models / f"{name}_{FLAGS.seeds[0]}.keras").exists()
+        }
+        draw = pictures.of_subcategories if experiment.coarse else pictures.of_neighbors
+        figures |= draw(trained, fine)
+    runs.write_figures(
+        runs.results_folder(FLAGS.output_dir) / "figures",
+        {f"{place}_{name}": each for name, each in figures.items() if each is not None},
+    )
 
 
 if __name__ == "__main__":

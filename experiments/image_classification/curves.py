@@ -13,17 +13,15 @@ def in_training(_setting: dict, found: list[dict], titles: dict[str, str]) -> An
     """Figure 7: accuracies on validation images in training; `None` if no run has them."""
     import matplotlib.pyplot as plt
 
+    found = [run for run in found if "validation_curve" in run]
+    if not found:
+        return None
     figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
     for number, (method, title) in enumerate(titles.items()):
-        own = tables.of_method(found, method)
-        label: str | None = title
-        for curve in (run["validation_curve"] for run in own if "validation_curve" in run):
-            steps, accuracies = np.transpose(curve)
+        for index, run in enumerate(tables.of_method(found, method)):
+            steps, accuracies = np.transpose(run["validation_curve"])
+            label = None if index else title
             axis.plot(steps, 100 * accuracies, color=f"C{number}", label=label)
-            label = None
-    if not axis.lines:
-        plt.close(figure)
-        return None
     axis.set_xlabel("steps")
     axis.set_ylabel("validation accuracy, %")
     axis.legend()

@@ -73,16 +73,11 @@ def neighborhoods(
 
     `entries` are other arguments of the dictionary, `options` of the model.
     """
-    model = nsl_keras.MetaNeighborhoodModel(
-        features,
-        head,
-        nsl_keras.layers.NeighborDictionary(
-            max(1, round(size_factor * dictionary["num_neighbors"])),
-            temperature=temperature_factor * dictionary["temperature"],
-            **{"dropout": dictionary["dropout"], "seed": seed, **(entries or {})},
-        ),
-        **options,
-    )
+    own = {"dropout": dictionary["dropout"], "seed": seed, **(entries or {})}
+    own["temperature"] = temperature_factor * dictionary["temperature"]
+    count = max(1, round(size_factor * dictionary["num_neighbors"]))
+    neighbors = nsl_keras.layers.NeighborDictionary(count, **own)
+    model = nsl_keras.MetaNeighborhoodModel(features, head, neighbors, **options)
     model.build(features.input_shape)
     return model
 
@@ -296,14 +291,6 @@ def film_follows(layer: keras.layers.Layer) -> bool:
     return norm and layer.name != "root_normalization"
 
 
-def with_film_options(features: keras.Model, options: dict[str, Any]) -> keras.Model:
-    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
-        own = options if isinstance(layer, nsl_keras.layers.InstanceFiLM) else {}
-        return type(layer).from_config({**layer.get_config(), **own})
-
-    return keras.models.clone_model(features, clone_function=clone) if options else features
-
-
 def build(
     method: Method,
     backbone: str,
@@ -329,15 +316,17 @@ def build(
     features = BACKBONES[backbone](input_shape, **options)
     if method.film:
         # Ten entries, as in Appendix A.2.
-        features = with_film_options(
-            nsl_keras.convert.add_film(features, film_follows, 10), method.film_options
-        )
-    head: keras.layers.Layer
-    if method.dot_product:
-        head = keras.layers.Dense(classes, name="classifier")
-    else:
-        head = nsl_keras.layers.CosineDense(classes, name="classifier")
-    return method.model(features, head, dictionary, seed)
+        features = nsl_keras.convert.add_film(features, film_follows, 10)
+
+        def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+            is_film = isinstance(layer, nsl_keras.layers.InstanceFiLM)
+            own = method.film_options if is_film else {}
+            return type(layer).from_config({**layer.get_config(), **own})
+
+        if method.film_options:
+            features = keras.models.clone_model(features, clone_function=clone)
+    kind = keras.layers.Dense if method.dot_product else nsl_keras.layers.CosineDense
+    return method.model(features, kind(classes, name="classifier"), dictionary, seed)
 
 
 def multiply_adds(network: keras.Model) -> int:

@@ -23,8 +23,7 @@ QUERIES = 1000
 def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str, object]:
     """Figures 4, 5 and 9 of the paper, and one prediction of each adapting model."""
     figures: dict[str, object] = {}
-    train, test = data.train.take(SHOWN), data.test.take(SHOWN)
-    names = data.class_names
+    train, test, names = data.train.take(SHOWN), data.test.take(SHOWN), data.class_names
     for name, model in models.items():
         if not isinstance(model, MetaNeighborhoodModel):
             continue
