@@ -26,8 +26,7 @@ TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 def sections(results: pathlib.Path) -> str:
     found = runs.all_of(results / "few_shot.jsonl")
-    rest = [] if any(_is_published(records.setting) for records in found) else [not_run()]
-    return "\n\n".join([TITLE, *map(section, found), *rest])
+    return "\n\n".join([TITLE, *map(section, found)])
 
 
 #: Every row beside the finetuned classifier, learners beside themselves with dynamic
@@ -103,28 +102,10 @@ def _backends(found: list[dict]) -> str:
     return f"With {', '.join(dict.fromkeys(others.values()))}: {titles}. " if others else ""
 
 
-def not_run() -> str:
-    columns = ["method", "Table 6, CNN-4", "CNN-9", "rebuttal, Table 1, CNN-4", "CNN-9"]
-    rows = []
-    for method in methods.METHODS.values():
-        sources = (method.paper, method.rebuttal)
-        cells = [each.get(name, "") for each in sources for name in ("cnn4", "cnn9")]
-        if any(cells):
-            rows.append([method.title, *cells])
-    return (
-        "### Not run\n\nThe published accuracies on Mini-ImageNet, 5-way 5-shot, in %.\n\n"
-        + tables.markdown(columns, rows)
-    )
-
-
-def _is_published(setting: dict) -> bool:
-    return all(setting[name] == value for name, value in PUBLISHED.items())
-
-
 def _table(
     setting: dict, found: list[dict], names: Mapping[str, str], trials: tables.Trials
 ) -> str:
-    published = _is_published(setting)
+    published = all(setting[name] == value for name, value in PUBLISHED.items())
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
     difference = "difference to finetuning" if names is ALL else "difference"
     columns += ["accuracy, %", difference, "seeds", "batch norm", "rate"]
