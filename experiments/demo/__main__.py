@@ -132,7 +132,7 @@ def main(_arguments: list[str]) -> None:
     states = runs.states_folder(FLAGS.state_dir, ["demo", *asked, whole_setting])
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
     served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_demo"
-    path = results / "demo.jsonl"
+    path = results / table.PLACE
     for written in (results / "figures", served_folder):
         written.mkdir(parents=True, exist_ok=True)
     models: dict[str, keras.Model] = {}

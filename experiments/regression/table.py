@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.common import runs, tables
 
+PLACE = "regression.jsonl"
 METHODS = ("knn", "vanilla", "neighborhoods")
 #: Mean and deviation of kNN, vanilla and Meta-Neighborhoods in the paper.
 PUBLISHED = {
@@ -70,7 +71,7 @@ def p_value(errors: dict[str, list[float]], other: str = "vanilla") -> float:
 
 
 def section(results: pathlib.Path) -> str:
-    settings = runs.all_of(results / "regression.jsonl")
+    settings = runs.all_of(results / PLACE)
     ran = {records.name for records in settings}
     missing = [name for name in PUBLISHED if name not in ran]
     commands = ", ".join(tables.commands(records.runs) for records in settings)

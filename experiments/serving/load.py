@@ -25,6 +25,7 @@ from experiments.common import command, data, runs, tables
 
 FLAGS = flags.FLAGS
 MODEL = pathlib.Path(__file__).parents[2] / "saved_models" / "digits_neighborhoods" / "1"
+PLACE = "serving.jsonl"
 NAME = MODEL.parent.name
 #: Signatures of a prediction with adaptation and without.
 SIGNATURES = {"adapted": "serving_default", "plain": "unadapted"}
@@ -98,7 +99,7 @@ def images_per_second(
 
 
 def section(results: pathlib.Path) -> str:
-    (found,) = runs.read(results / "serving.jsonl")
+    (found,) = runs.read(results / PLACE)
     count = "{:,} of {:,}".format
     rows = {
         "good requests that got what the model predicts": count(
@@ -135,7 +136,7 @@ def main(_arguments: list[str]) -> None:
             },
         }
     results = runs.results_folder(FLAGS.output_dir)
-    runs.RunRecords(results / "serving.jsonl").add(("load",), record)
+    runs.RunRecords(results / PLACE).add(("load",), record)
     print(section(results))
     pairs = (("equal", "good"), ("refused", "malformed"))
     sys.exit(any(record[one] != record[other] for one, other in pairs))
