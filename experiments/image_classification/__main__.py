@@ -38,7 +38,7 @@ flags.DEFINE_enum("experiment", "table_1", _EXPERIMENTS, "Table 1, or an appendi
 flags.DEFINE_enum("backbone", "convnet4", _BACKBONES, "Network before the head.")
 flags.DEFINE_integer("num_neighbors", None, "Entries, instead of the published number.", 1)
 flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed.")
-flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
+flags.DEFINE_string("model_dir", "runs/models", "Where models that can be drawn are kept.")
 
 
 def recipes_from_flags(train_examples: int) -> dict[str, Recipe]:
@@ -81,11 +81,9 @@ def main(_arguments: list[str]) -> None:
     experiment = methods.EXPERIMENTS[FLAGS.experiment]
     names = image_training.chosen_methods(experiment.names, FLAGS.experiment)
     # 32x32 as in the paper (A.1) but for digits and ImageNet.
-    sizes = {"digits": None, "imagenet": 64}
-    resized = {"imagenet": "imagenet_resized/64x64"}
-    fine = image_training.load_images(
-        sizes.get(FLAGS.dataset, 32), prepared=resized.get(FLAGS.dataset)
-    )
+    size = {"digits": None, "imagenet": 64}.get(FLAGS.dataset, 32)
+    resized = {"imagenet": "imagenet_resized/64x64"}.get(FLAGS.dataset)
+    fine = image_training.load_images(size, prepared=resized)
     if fine is None:
         return
     recipes = recipes_from_flags(image_training.training_examples(fine))
@@ -107,8 +105,6 @@ def main(_arguments: list[str]) -> None:
     place = image_training.setting_name(FLAGS.backbone, dataset, recipes["adamw"])
     # Of a setting, as the records are: another one's would take their place.
     models = runs.states_folder(f"{FLAGS.model_dir}/{place}", setting)
-    if not FLAGS.tune:
-        models.mkdir(parents=True, exist_ok=True)
 
     def make(name: str, seed: int, trained: Recipe) -> keras.Model:
         model = methods.build(
@@ -135,9 +131,10 @@ def main(_arguments: list[str]) -> None:
         if experiment.coarse:
             for key, classes in (("induction", fine), ("coarse_induction", found)):
                 record[f"{key}_accuracy"] = induction_accuracy(model, classes)
-        name = f"{record['method']}_{record['seed']}.keras"
-        with runs.replacing(models / name) as scratch:
-            model.save(scratch)
+        if experiment.coarse or isinstance(model, nsl_keras.MetaNeighborhoodModel):
+            name = f"{record['method']}_{record['seed']}.keras"
+            with runs.replacing(models / name) as scratch:
+                model.save(scratch)
 
     rows = image_training.Rows(
         "image_classification",

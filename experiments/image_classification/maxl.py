@@ -39,7 +39,6 @@ def losses(labels: Any, parts: Any, primary: Any, auxiliary: Any) -> tuple[Any, 
     return of_classes, of_classes + focal(parts, ops.softmax(auxiliary))
 
 
-@keras.saving.register_keras_serializable("experiments")
 class Maxl(keras.Model):
     """A multi-task network and the generator of its auxiliary labels; TensorFlow alone.
 
@@ -48,18 +47,13 @@ class Maxl(keras.Model):
     """
 
     def __init__(
-        self,
-        multi_task: keras.Model,
-        generator: keras.Model,
-        lookahead_rate: float = 0.1,
-        **kwargs: Any,
+        self, multi_task: keras.Model, generator: keras.Model, lookahead_rate: float = 0.1
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__()
         self.multi_task, self.generator = multi_task, generator
         self.lookahead_rate = lookahead_rate
-        self.generator_optimizer = keras.optimizers.SGD(
-            0.01, momentum=0.9, weight_decay=5e-4
-        )
+        sgd = keras.optimizers.SGD(0.01, momentum=0.9, weight_decay=5e-4)
+        self.generator_optimizer = sgd
         self.generator_optimizer.build(generator.trainable_variables)
         self.built = True
 
@@ -80,11 +74,9 @@ class Maxl(keras.Model):
         return ops.softmax(ops.where(own > 0, logits, -1e9), axis=-1)
 
     def loss_at(self, weights: list, images: Any, labels: Any, parts: Any) -> tuple:
+        others = [each.value for each in self.multi_task.non_trainable_variables]
         (primary, auxiliary), _ = self.multi_task.stateless_call(
-            weights,
-            [variable.value for variable in self.multi_task.non_trainable_variables],
-            images,
-            training=True,
+            weights, others, images, training=True
         )
         return losses(labels, parts, primary, auxiliary)
 
@@ -124,23 +116,6 @@ class Maxl(keras.Model):
             if metric.name == "loss":
                 metric.update_state(both)
         return self.compute_metrics(images, labels, primary)
-
-    def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "name": self.name,
-            "multi_task": serialize(self.multi_task),
-            "generator": serialize(self.generator),
-            "lookahead_rate": self.lookahead_rate,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Maxl:
-        parts = {
-            name: keras.saving.deserialize_keras_object(config[name], custom_objects)
-            for name in ("multi_task", "generator")
-        }
-        return cls(**{**config, **parts})
 
 
 def maxl(

@@ -32,20 +32,11 @@ class Comparison:
     rounds: int = 15
 
     def rows(self) -> list[dict[str, Any]]:
-        ratios = timing.ratios_to_first(
-            self.steps, rounds=self.rounds, calls_per_round=self.calls_per_round
-        )
+        calls = {"calls_per_round": self.calls_per_round}
+        ratios = timing.ratios_to_first(self.steps, rounds=self.rounds, **calls)
         baseline, *candidates = ratios
-        return [
-            {
-                "case": self.case,
-                "baseline": baseline,
-                "candidate": candidate,
-                **ratios[candidate],
-                "calls_per_round": self.calls_per_round,
-            }
-            for candidate in candidates
-        ]
+        names = {"case": self.case, "baseline": baseline}
+        return [{**names, "candidate": c, **ratios[c], **calls} for c in candidates]
 
 
 def compared(
