@@ -29,8 +29,7 @@ from experiments.common import command, image_training, options, runs
 from experiments.common.data import ImageData, Split
 from experiments.common.pictures import SHOWN
 from experiments.common.recipe import Recipe
-from experiments.image_classification import curves, features, methods, pictures, table
-from experiments.image_classification.subcategories import induction_accuracy
+from experiments.image_classification import features, methods, pictures, table
 
 FLAGS = flags.FLAGS
 _EXPERIMENTS, _BACKBONES = list(methods.EXPERIMENTS), list(methods.BACKBONES)
@@ -130,7 +129,7 @@ def main(_arguments: list[str]) -> None:
                 record["rising_cosines"] = features.rising_share(model, shown)
         if experiment.coarse:
             for key, classes in (("induction", fine), ("coarse_induction", found)):
-                record[f"{key}_accuracy"] = induction_accuracy(model, classes)
+                record[f"{key}_accuracy"] = pictures.induction_accuracy(model, classes)
         if experiment.coarse or isinstance(model, nsl_keras.MetaNeighborhoodModel):
             name = f"{record['method']}_{record['seed']}.keras"
             with runs.replacing(models / name) as scratch:
@@ -145,7 +144,7 @@ def main(_arguments: list[str]) -> None:
         finish,
         methods.multiply_adds,
         lambda records: table.section(records, [FLAGS.experiment]),
-        curves=experiment.figure is curves.in_training,
+        curves=experiment.figure is pictures.in_training,
     )
     made = image_training.make_runs(rows, place, setting, found)
     if FLAGS.tune:

@@ -19,7 +19,7 @@ import keras
 import nsl_keras
 from experiments.common.multiply_adds import multiply_adds as counted
 from experiments.common.recipe import HalvingRecipe, Recipe, compile_classifier, spared_of
-from experiments.image_classification import curves
+from experiments.image_classification import pictures
 from experiments.image_classification.maxl import Maxl, maxl
 from experiments.networks.densenet import densenet_bc
 from experiments.networks.resnet import resnet_v2
@@ -244,7 +244,7 @@ EXPERIMENTS = {
         ("plain", "plain_extra", "neighborhoods"),
         note="The paper has curves alone: on CIFAR-100 the extra layer is worse than none. "
         "What that layer is it leaves open; here it is a dense one with ReLU.",
-        figure=curves.in_training,
+        figure=pictures.in_training,
     ),
     "A.4": Experiment(
         "Appendix A.4, Figure 8. Dictionary size S and temperature T",
@@ -255,7 +255,7 @@ EXPERIMENTS = {
         ),
         note="The paper has curves alone (ResNet-29, CIFAR-100): the larger S the better, "
         "and 1/T best between 3 and 7. Factors are of the S and of the 1/T of the setting.",
-        figure=curves.by_dictionary,
+        figure=pictures.by_dictionary,
     ),
     "A.5": Experiment(
         "Appendix A.5, Table 3. Inner steps and the form of the inner rate",

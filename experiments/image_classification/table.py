@@ -86,7 +86,7 @@ def _table(
         more["fine classes, by nearest images"] = mean_of("induction_accuracy")
     made = tables.compared(
         found,
-        {name: method.title for name, method in experiment.methods.items()},
+        experiment.methods,
         methods.BASELINE,
         ("accuracy, %", "difference to vanilla"),
         lambda name: tables.percent(found, name, "test_accuracy"),

@@ -7,6 +7,7 @@ import pathlib
 from experiments.common import runs, tables
 from experiments.neural_similarity import methods
 
+_SERVED = "served_parameters"
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
 
 
@@ -41,11 +42,7 @@ def apart(results: pathlib.Path, name: str, rates: tuple[float, ...]) -> str:
 
     made = tables.compared(
         found,
-        {
-            name: method.title
-            for name, method in table.methods.items()
-            if tables.of_method(found, name)
-        },
+        {n: row for n, row in table.methods.items() if tables.of_method(found, n)},
         table.baseline,
         ("error, %", "difference to baseline"),
         lambda name: errors(rates[0], name),
@@ -110,11 +107,12 @@ def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) 
             "paper, top-5": lambda name: tables.figure(table.top_5_errors.get(name)),
             "top-5": lambda name: tables.mean(_errors(found, name, "test_top_5").values()),
         }
-    if any("served_parameters" in run for run in found):
-        more["parameters, served"] = lambda name: _served_parameters(found, name)
+    served = {r["method"]: f"{r['served_parameters']:,}" for r in found if _SERVED in r}
+    if served:
+        more["parameters, served"] = lambda name: served.get(name, "")
     made = tables.compared(
         found,
-        {name: method.title for name, method in table.methods.items()},
+        table.methods,
         table.baseline,
         ("error, %", "difference to baseline"),
         lambda name: _errors(found, name, "test_accuracy"),
@@ -124,12 +122,6 @@ def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) 
     )
     title = f"Table {number}. {table.title}" if number.isdigit() else table.title
     return f"{title}\n\n{made}"
-
-
-def _served_parameters(found: list[dict], method: str) -> str:
-    runs_of = tables.of_method(found, method)
-    counts = [run["served_parameters"] for run in runs_of if "served_parameters" in run]
-    return f"{counts[0]:,}" if counts else ""
 
 
 def _errors(found: list[dict], method: str, key: str) -> dict[int, float]:

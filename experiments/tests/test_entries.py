@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 from pictures import attention_of, drawn, small_model
 
-from experiments.image_classification.entries import plot_entries
+from experiments.image_classification.pictures import plot_entries
 
 RNG = np.random.default_rng(9)
 IMAGES = RNG.random((30, 4, 4, 1)).astype("float32")

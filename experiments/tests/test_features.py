@@ -17,7 +17,7 @@ from experiments.image_classification.features import (
     plot_prototype_cosines,
     rising_share,
 )
-from experiments.image_classification.subcategories import plot_subcategories
+from experiments.image_classification.pictures import plot_subcategories
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(40, 6)).astype("float32")
