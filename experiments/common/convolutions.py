@@ -32,19 +32,17 @@ def convolutions(
     """
     if similarity is None:
         return keras.layers.Conv2D
-    start = "published" if published else "identity"
-    own: Any = None
+    options = {"start": "published" if published else "identity", **options}
+    make, own = nsl_keras.predictors.SimilarityPredictor, None
     if predictor in ("shared", "shared_by_size"):
         # The authors released no code for it: the width and the start of the others.
+        by_size = predictor == "shared_by_size"
         own = nsl_keras.predictors.SharedSimilarityPredictor(
-            nsl_keras.predictors.SimilarityPredictor(start=start, **options),
-            share_adaptations=predictor == "shared_by_size",
+            make(**options), share_adaptations=by_size
         )
     elif predictor is not None:
-        own = nsl_keras.predictors.SimilarityPredictor(
-            predictor,
-            **{"batch_normalization": {"momentum": momentum}, "start": start, **options},
-        )
+        options = {"batch_normalization": {"momentum": momentum}, **options}
+        own = make(predictor, **options)
     return functools.partial(
         nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=own
     )

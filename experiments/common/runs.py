@@ -66,11 +66,9 @@ def about(module: str) -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of this checkout, `None` where there is none."""
     call = ["git", "rev-parse", "--short=7", "HEAD"]
-    here = pathlib.Path(__file__).parent
+    options = {"cwd": pathlib.Path(__file__).parent, "stderr": subprocess.DEVNULL}
     try:
-        return subprocess.check_output(
-            call, cwd=here, stderr=subprocess.DEVNULL, text=True
-        ).strip()
+        return subprocess.check_output(call, text=True, **options).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

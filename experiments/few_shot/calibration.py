@@ -53,23 +53,15 @@ def digits() -> Features:
         np.concatenate([getattr(part, name) for part in (found.train, found.test)])
         for name in ("images", "labels")
     )
-    layers = keras.layers
-    network = keras.Sequential(
-        [
-            keras.Input(images.shape[1:]),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(7),
-        ]
-    )
-    known = labels < 7
+    layers = keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.Flatten()
+    inputs, head = keras.Input(images.shape[1:]), keras.layers.Dense(7)
+    network, known = keras.Sequential([inputs, *layers, head]), labels < 7
     _trained(network, (images[known], labels[known]), 20)
     return _features(network, images[~known]), labels[~known]
 
 
 def cifar_fs() -> Features:
-    with np.load(FLAGS.data_file) as parts:
-        held = {name: parts[name] for name in parts}
+    held = dict(np.load(FLAGS.data_file))
     labels = np.unique(held["train_labels"], return_inverse=True)[1]
     backbone = nsl_keras.backbones.convnet4((32, 32, 3), filters=(32, 32, 64, 64))
     outputs = keras.layers.Dense(int(labels.max()) + 1)(backbone.outputs[0])
@@ -100,27 +92,23 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
     certainty = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == labels
     bins = np.minimum((certainty * BINS).astype(int), BINS - 1)
-    gaps = [
-        abs(np.sum(certainty[bins == each] - right[bins == each])) for each in range(BINS)
-    ]
-    return float(np.sum(gaps) / len(labels))
+    gaps = np.bincount(bins, certainty - right, BINS)
+    return float(np.sum(np.abs(gaps)) / len(labels))
 
 
 def measured(make: Callable[[], Any], sampler: Any, draws: int) -> dict[str, float]:
     logits, labels, temperatures = [], [], []
     for number in range(draws):
-        support, given, queries, wanted = (
-            each[0] for each in sampler.episodes(1, start=number)
-        )
+        episode = sampler.episodes(1, start=number)
+        support, given, queries, wanted = (each[0] for each in episode)
         model = make().adapt(support, given)
         logits.append(model.predict(queries, verbose=0))
         temperatures.append(np.full((len(wanted), 1), model.temperature))
         labels.append(wanted)
     calibrated, labels = np.concatenate(logits), np.concatenate(labels)
     plain = calibrated * np.concatenate(temperatures)
-    before, after = (
-        keras.ops.convert_to_numpy(keras.ops.softmax(each)) for each in (plain, calibrated)
-    )
+    pair = map(keras.ops.softmax, (plain, calibrated))
+    before, after = map(keras.ops.convert_to_numpy, pair)
     return {
         "accuracy": float(np.mean(after.argmax(axis=1) == labels)),
         "error_before": calibration_error(before, labels),
@@ -148,9 +136,9 @@ def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -
 def table(found: list[dict]) -> str:
     rows = []
     for run in found:
-        cells = (f"{run[name]:.2f}" for name in ("error_before", "error"))
         kind = f"{SETS[run['data']]}, {run['shots']} per class"
-        rows.append([kind, run["method"], f"{100 * run['accuracy']:.1f}", *cells])
+        cells = [f"{100 * run['accuracy']:.1f}", f"{run['error_before']:.2f}"]
+        rows.append([kind, run["method"], *cells, f"{run['error']:.2f}"])
     columns = ["new classes", "learner", "accuracy, %", "error before", "error"]
     return tables.markdown(columns, rows)
 

@@ -21,6 +21,7 @@ PUBLISHED = {
     "validation_classes": 16,
     "test_classes": 20,
 }
+_SOURCES = methods.TABLE_6, methods.REBUTTAL
 TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 
@@ -115,11 +116,11 @@ def _table(
         method = methods.METHODS[name]
         cells = [method.title]
         if published:
-            sources = (method.paper, method.rebuttal)
-            cells += [source.get(setting["backbone"], "") for source in sources]
+            place = ("cnn4", "cnn9").index(setting["backbone"])
+            cells += [source.get(name, ("", ""))[place] for source in _SOURCES]
         chosen = tables.of_method(found, name)
         if not chosen:
-            if method.paper or method.rebuttal:
+            if any(name in source for source in _SOURCES):
                 rows.append([*cells, tables.NOT_RUN])
             continue
         if diverged := sum("diverged" in run for run in chosen):

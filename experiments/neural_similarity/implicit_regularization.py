@@ -63,13 +63,17 @@ def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]
     return inputs, np.where(seen, inputs @ target, np.nan), target, start
 
 
+def product(factors: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(np.matmul, factors, np.eye(FEATURES))
+
+
 def descend(
     start: np.ndarray,
     count: int,
     scale: float,
     inputs: np.ndarray,
     targets: np.ndarray,
-    learning_rate: float,
+    rate: float,
     every: int,
     points: int,
 ) -> list[np.ndarray]:
@@ -81,19 +85,13 @@ def descend(
     factors = [scale * np.eye(FEATURES)] * count + [start / scale**count]
     matrices = [start]
     for step in range(1, 1 + points * every):
-        left = list(itertools.accumulate([np.eye(FEATURES), *factors], np.matmul))
-        right = list(
-            itertools.accumulate(
-                [np.eye(OUTPUTS), *factors[::-1]], lambda after, own: own @ after
-            )
-        )[::-1]
-        gradient = inputs.T @ np.nan_to_num(inputs @ left[-1] - targets)
+        gradient = inputs.T @ np.nan_to_num(inputs @ product(factors) - targets)
         factors = [
-            factor - learning_rate * before.T @ gradient @ after.T
-            for factor, before, after in zip(factors, left[:-1], right[1:], strict=True)
+            own - rate * product(factors[:n]).T @ gradient @ product(factors[n + 1 :]).T
+            for n, own in enumerate(factors)
         ]
         if step % every == 0:
-            matrices.append(functools.reduce(np.matmul, factors))
+            matrices.append(product(factors))
     return matrices
 
 
@@ -152,19 +150,16 @@ def one_run(
 def table(found: list[dict]) -> str:
     """One line a kind of data and a flow: means over the seeds at the last step."""
     columns = ["data", "descent on", "loss", "nuclear norm", "effective rank"]
-    columns.append("distance from the target")
     rows = []
-    for data in DATA:
-        shown = [run for run in found if run["data"] == data]
-        last: dict[str, list[dict]] = {flow: [] for flow in FLOWS}
-        for run in shown:
-            last[run["flow"]].append({key: run[key][-1] for key in MEASURES})
-        last["(target)"] = [run["target"] for run in shown if run["flow"] == "W"]
-        for title, each in last.items():
-            means = (np.mean([one[key] for one in each]) for key in MEASURES)
-            formats = (".1e", ".2f", ".1f", ".2f")
-            rows.append([data, title, *map(format, means, formats)])
-    return tables.markdown(columns, rows)
+    for data, flow in itertools.product(DATA, [*FLOWS, "(target)"]):
+        of = "W" if flow == "(target)" else flow
+        own = [run for run in found if (run["data"], run["flow"]) == (data, of)]
+        last = [{key: run[key][-1] for key in MEASURES} for run in own]
+        if flow == "(target)":
+            last = [run["target"] for run in own]
+        means = (np.mean([each[key] for each in last]) for key in MEASURES)
+        rows.append([data, flow, *map(format, means, (".1e", ".2f", ".1f", ".2f"))])
+    return tables.markdown([*columns, "distance from the target"], rows)
 
 
 def section(results: pathlib.Path) -> str:
@@ -190,10 +185,9 @@ def main(_arguments: list[str]) -> None:
     records = runs.RunRecords(results / PLACE, setting=setting)
     keys = itertools.product(DATA, FLOWS, range(FLAGS.seeds))
     runs.run_all(records, keys, lambda *key: one_run(*key, **setting))
-    print(table(records.runs))
-    print(f"Wrote {records.path}")
-    figures = {"implicit_regularization": picture(records.runs)}
-    runs.write_figures(results / "figures", figures)
+    print(f"{table(records.runs)}\n\nWrote {records.path}")
+    drawn = {"implicit_regularization": picture(records.runs)}
+    runs.write_figures(results / "figures", drawn)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from experiments.neural_similarity.stability import (
     BATCH,
     define_flags,
     digits_network,
+    options,
     what_ran,
 )
 from experiments.no_harm.training import accuracy
@@ -139,10 +140,8 @@ def section(results: pathlib.Path) -> str:
 
 
 def main(_arguments: list[str]) -> None:
-    names = ("epochs", "learning_rate", "momentum")
-    setting = {name: getattr(FLAGS, name) for name in names} | {"batch_size": BATCH}
     path = runs.results_folder(FLAGS.output_dir) / PLACE
-    records = runs.RunRecords(path, setting=setting)
+    records = runs.RunRecords(path, setting=options())
     runs.run_all(
         records,
         runs.every(FLAGS.method or ROWS, FLAGS.seeds),

@@ -114,9 +114,10 @@ def step_time(network: str, name: str) -> dict[str, float]:
 
 def compare(found: list[dict]) -> dict[str, list[Comparison]]:
     """Returns every method beside the plain network, in each of its cells."""
-    cells = comparison.compare(found, OWN, DATASETS, NAMES)
-    made = {name: [each for each in cells if each.method == name] for name in OWN}
-    return {name: own for name, own in made.items() if own}
+    made: dict[str, list[Comparison]] = {}
+    for cell in comparison.compare(found, OWN, DATASETS, NAMES):
+        made.setdefault(cell.method, []).append(cell)
+    return {name: made[name] for name in OWN if name in made}
 
 
 def pooled(cells: list[Comparison]) -> tuple[float, float]:
@@ -134,16 +135,12 @@ def pooled(cells: list[Comparison]) -> tuple[float, float]:
     return mean, float(stats.t.ppf(0.975, freedom)) * error
 
 
-def step_times(results: pathlib.Path) -> dict[tuple[str, str], dict[str, float]]:
-    found = costs(results)
-    return {(run["method"], run["network"]): run["step_time"] for run in found}
-
-
 def costs(results: pathlib.Path) -> list[dict]:
     return runs.RunRecords(results / PLACE, COSTS).runs
 
 
-def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
+def table(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> str:
+    times = {(run["method"], run["network"]): run["step_time"] for run in timed}
     places = [(dataset, network) for dataset in DATASETS for network in NAMES]
     columns = [f"{DATASETS[d]}, {NETWORKS[n].title}" for d, n in places]
     titles = [f"step time, {NETWORKS[network].title}" for network in NAMES]
@@ -151,12 +148,11 @@ def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
     for name, cells in comparisons.items():
         by_place = {(cell.dataset, cell.network): cell for cell in cells}
         gain, width = pooled(cells)
-        shown = [
-            _shown(cell.difference(LAST_EPOCHS), cell.half_width(LAST_EPOCHS))
-            if (cell := by_place.get(place))
-            else "not run"
-            for place in places
-        ]
+        both = {
+            place: (cell.difference(LAST_EPOCHS), cell.half_width(LAST_EPOCHS))
+            for place, cell in by_place.items()
+        }
+        shown = [_shown(*both[place]) if place in both else "not run" for place in places]
         measured = [times.get((name, network)) for network in NAMES]
         own = [f"{each['median']:.2f}x" if each else "not run" for each in measured]
         seeds = ", ".join(str(len(cell.seeds)) for cell in cells)
@@ -168,14 +164,14 @@ def _shown(gain: float, width: float) -> str:
     return f"{gain:+.2f}" + (f" ± {width:.2f}" if math.isfinite(width) else "")
 
 
-def picture(comparisons: dict[str, list[Comparison]], times: dict) -> Any:
+def picture(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> Any:
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name, cells in comparisons.items():
         gain, width = pooled(cells)
         similarity, predictor = name.split(" ", 1)
-        known = [ratio["median"] for (of, _), ratio in times.items() if of == name]
+        known = [r["step_time"]["median"] for r in timed if r["method"] == name]
         axis.errorbar(
             np.mean(known) if known else math.nan,
             gain,
@@ -207,7 +203,7 @@ def section(results: pathlib.Path) -> str:
         "Times of a step over the plain "
         f"network's, on two cores without XLA, {BATCH} random images: "
         f"{tables.commands(costs(results))}."
-        f"\n\n{table(compare(found), step_times(results))}\n\n"
+        f"\n\n{table(compare(found), costs(results))}\n\n"
         "![Gain in accuracy against the time of a step](figures/predictors.png)"
     )
 
@@ -244,7 +240,7 @@ def main(_arguments: list[str]) -> None:
             for name in FLAGS.method or METHODS
         ]
         runs.run_all(records, keys, run)
-    comparisons, times = compare(records.runs), step_times(results)
+    comparisons, times = compare(records.runs), costs(results)
     print(f"\n{table(comparisons, times)}")
     runs.write_figures(results / "figures", {"predictors": picture(comparisons, times)})
 

@@ -12,6 +12,7 @@ code does.
 from __future__ import annotations
 
 import functools
+import itertools
 import pathlib
 import statistics
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from experiments.common import command, runs, tables
 from experiments.common.convolutions import SIMILARITIES
 from experiments.no_harm import networks
 from experiments.no_harm.data import DATASETS, Images
+from experiments.no_harm.training import accuracy
 from nsl_keras.predictors import SimilarityPredictor
 
 FLAGS = flags.FLAGS
@@ -89,6 +91,11 @@ def define_flags() -> None:
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
 
 
+def options() -> dict[str, Any]:
+    names = ("epochs", "learning_rate", "momentum")
+    return {name: getattr(FLAGS, name) for name in names} | {"batch_size": BATCH}
+
+
 def digits_network(
     convolution: Callable[..., keras.layers.Layer], seed: int
 ) -> tuple[keras.Model, Images]:
@@ -141,21 +148,16 @@ def train(similarity: str, name: str, seed: int) -> dict[str, Any]:
         )
     model, images = digits_network(convolution, seed)
     followed = Losses()
-    model.fit(
-        images.train.images,
-        images.train.labels,
-        batch_size=BATCH,
-        epochs=FLAGS.epochs,
-        verbose=0,
-        callbacks=[followed, keras.callbacks.TerminateOnNaN()],
-    )
-    logits = model.predict(images.test.images, batch_size=250, verbose=0)
+    callbacks = [followed, keras.callbacks.TerminateOnNaN()]
+    own = {"batch_size": BATCH, "epochs": FLAGS.epochs, "verbose": 0}
+    x, y = images.train.images, images.train.labels
+    model.fit(x, y, callbacks=callbacks, **own)
     record = {
         "method": name,
         "similarity": similarity,
         "seed": seed,
         "parameters": model.count_params(),
-        "accuracy": float(np.mean(logits.argmax(axis=-1) == images.test.labels)),
+        "accuracy": accuracy(model, images.test),
         "losses": [float(f"{each:.4g}") for each in followed.losses],
         "largest_entry": largest_entry(model, images.test.images[:50]),
     }
@@ -166,28 +168,21 @@ def train(similarity: str, name: str, seed: int) -> dict[str, Any]:
 def table(found: list[dict]) -> str:
     """A line a predictor: accuracies, losses and predictions where training ended."""
     rows = []
-    for name in (PLAIN, *ROWS):
-        for similarity in SIMILARITIES:
-            own = [
-                r for r in tables.of_method(found, name) if r["similarity"] == similarity
+    for name, similarity in itertools.product((PLAIN, *ROWS), SIMILARITIES):
+        own = [r for r in tables.of_method(found, name) if r["similarity"] == similarity]
+        if not own or (name == PLAIN and similarity != next(iter(SIMILARITIES))):
+            continue
+        loss = statistics.mean(statistics.mean(run["losses"][-LAST:]) for run in own)
+        entries = [run["largest_entry"] for run in own if run["largest_entry"]]
+        accuracies = tables.percent(own, name, "accuracy").values()
+        rows.append(
+            [
+                *(ROWS[name].title if name in ROWS else "(no similarity)",),
+                *(similarity if name in ROWS else "", tables.mean(accuracies)),
+                *(f"{min(accuracies):.2f}", f"{loss:.3f}"),
+                *(f"{max(entries):.3g}" if entries else "", tables.seeds(own)),
             ]
-            if not own or (name == PLAIN and similarity != next(iter(SIMILARITIES))):
-                continue
-            title = ROWS[name].title if name in ROWS else "(no similarity)"
-            lowest = min(100 * run["accuracy"] for run in own)
-            loss = statistics.mean(statistics.mean(run["losses"][-LAST:]) for run in own)
-            entries = [run["largest_entry"] for run in own if run["largest_entry"]]
-            rows.append(
-                [
-                    title,
-                    similarity if name in ROWS else "",
-                    tables.mean(tables.percent(own, name, "accuracy").values()),
-                    f"{lowest:.2f}",
-                    f"{loss:.3f}",
-                    f"{max(entries):.3g}" if entries else "",
-                    tables.seeds(own),
-                ]
-            )
+        )
     columns = ["predictor", "M", "test accuracy, %", "worst seed", "training loss"]
     return tables.markdown([*columns, "largest entry predicted", "seeds"], rows)
 
@@ -244,11 +239,7 @@ def section(results: pathlib.Path) -> str:
 
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
-    setting = {
-        **{"epochs": FLAGS.epochs, "learning_rate": FLAGS.learning_rate},
-        "momentum": FLAGS.momentum,
-        **{"batch_size": BATCH, "network": "narrow_cnn"},
-    }
+    setting = options() | {"network": "narrow_cnn"}
     records = runs.RunRecords(results / PLACE, setting=setting)
     keys = [
         (similarity, name, int(seed))

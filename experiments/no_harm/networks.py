@@ -89,9 +89,8 @@ def no_batch_norm(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> T
     for stage, filters in enumerate(WIDTHS):
         if stage:
             x = layers.MaxPooling2D()(x)
-        x = convolution(
-            filters, 3, padding="same", activation="relu", name=f"stage_{stage}"
-        )(x)
+        options = {"padding": "same", "activation": "relu", "name": f"stage_{stage}"}
+        x = convolution(filters, 3, **options)(x)
     return layers.Dense(64, activation="relu", name="hidden")(layers.Flatten()(x))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import statistics
 
@@ -125,23 +126,22 @@ def _named(cell: Comparison) -> str:
 def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
     """Markdown: a row a cell, a column a method."""
     rows = []
-    for dataset in DATASETS:
-        for network in NETWORKS:
-            place = dataset, network
-            newest = {
-                r["seed"]: r
-                for r in found
-                if (r["dataset"], r["network"], r["method"]) == (*place, PLAIN)
-            }
-            plain = newest.values()
-            cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
-            if cells:
-                title = f"{DATASETS[dataset].title}, {NETWORKS[network].title}"
-                shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
-                accuracies = map(comparison.test_accuracy, plain)
-                rows.append([title, tables.mean(accuracies), *shown])
+    for place in itertools.product(DATASETS, NETWORKS):
+        cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
+        if not cells:
+            continue
+        plain = [r for r in tables.of_method(found, PLAIN) if _place(r) == place]
+        newest = {run["seed"]: run for run in plain}.values()
+        title = f"{DATASETS[place[0]].title}, {NETWORKS[place[1]].title}"
+        shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
+        accuracies = map(comparison.test_accuracy, newest)
+        rows.append([title, tables.mean(accuracies), *shown])
     columns = ["cell", "plain", *(method.title for method in COMPARED.values())]
     return tables.markdown(columns, rows)
+
+
+def _place(run: dict) -> tuple[str, str]:
+    return run["dataset"], run["network"]
 
 
 def _difference(cell: Comparison) -> str:

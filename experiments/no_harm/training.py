@@ -73,11 +73,9 @@ class Cell:
         self, model: keras.Model, pretrained: bool = False, rate: float = 1.0
     ) -> dict[str, Any]:
         setting, (train, test, _) = self.setting, self.images
-        model.compile(
-            optimizer=keras.optimizers.Adam(setting.learning_rate * rate),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras.optimizers.Adam(setting.learning_rate * rate)
+        model.compile(optimizer, loss, metrics=["accuracy"])
         first_epoch = setting.epochs if pretrained else 0
         compared = train.take(setting.compared_images)
         record: dict[str, Any] = {"parameters": model.count_params()}
@@ -86,14 +84,10 @@ class Cell:
             generator = np.random.default_rng([self.seed, first_epoch + epoch])
             order = generator.permutation(len(train.labels))
             start = time.process_time()
+            images, labels = train.images[order], train.labels[order]
+            options = {"batch_size": setting.batch_size, "shuffle": False, "verbose": 0}
             try:
-                losses = model.fit(
-                    train.images[order],
-                    train.labels[order],
-                    batch_size=setting.batch_size,
-                    shuffle=False,
-                    verbose=0,
-                ).history["loss"]
+                losses = model.fit(images, labels, **options).history["loss"]
             except nsl_keras.NonFiniteLossError as error:
                 record["failed"] = f"epoch {epoch + 1}: {error}"
                 losses = [None]

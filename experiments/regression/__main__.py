@@ -137,33 +137,25 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
         optimizer.exclude_from_weight_decay(var_list=spared)
     model.compile(optimizer, "mean_squared_error")
     batches = Batches(fold.train)
-    early_stopping = keras.callbacks.EarlyStopping(
+    stopping = keras.callbacks.EarlyStopping(
         patience=FLAGS.patience, restore_best_weights=True
     )
     epochs = -(-STEPS_KEPT // len(batches))
     backup = nsl_keras.callbacks.TrainingBackup(
-        state, [early_stopping], epochs, delete_checkpoint=False
+        state, [stopping], epochs, delete_checkpoint=False
     )
     history = model.fit(
         batches,
         shuffle=False,
         epochs=FLAGS.epochs,
-        validation_data=(fold.validation.x, fold.validation.y),
+        validation_data=tuple(fold.validation),
         validation_batch_size=1024,
-        callbacks=[backup, early_stopping, recipe.StopInTime(batches)],
+        callbacks=[backup, stopping, recipe.StopInTime(batches)],
         verbose=0,
     )
     losses = history.history["val_loss"]
     record = {**choice, "epochs": len(losses), "validation_mse": float(min(losses))}
     return model, record
-
-
-def trained(
-    fold: data.Fold, choices: Iterable[dict], state: pathlib.Path
-) -> list[tuple[keras.Model, dict]]:
-    return [
-        train(fold, each, state / "_".join(map(str, each.values()))) for each in choices
-    ]
 
 
 def best(trials: list[tuple[keras.Model, dict]]) -> tuple[keras.Model, dict]:
@@ -172,18 +164,24 @@ def best(trials: list[tuple[keras.Model, dict]]) -> tuple[keras.Model, dict]:
 
 def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
     """Chooses on the validation part, then looks at the test part once a method."""
+
+    def trained(choices: Iterable[dict], kind: str) -> list[tuple[keras.Model, dict]]:
+        places = ("_".join(map(str, each.values())) for each in choices)
+        pairs = zip(choices, places, strict=True)
+        return [train(fold, each, state / kind / place) for each, place in pairs]
+
     decays = list(map(float, FLAGS.decays))
     sizes = itertools.product(map(int, FLAGS.layers), map(int, FLAGS.units))
     first = [{"layers": n, "units": units, "decay": decays[0]} for n, units in sizes]
-    plain = trained(fold, first, state / "vanilla")
+    plain = trained(first, "vanilla")
     size = {key: best(plain)[1][key] for key in ("layers", "units")}
     others = [{**size, "decay": decay} for decay in decays[1:]]
-    plain += trained(fold, others, state / "vanilla")
+    plain += trained(others, "vanilla")
     choices = [
         {**size, "decay": decay, "temperature": temperature}
         for temperature, decay in itertools.product(map(float, FLAGS.temperatures), decays)
     ]
-    ours = trained(fold, choices, state / "neighborhoods")
+    ours = trained(choices, "neighborhoods")
     found: dict[str, dict] = {}
     for name, trials in (("vanilla", plain), ("neighborhoods", ours)):
         model, record = best(trials)
@@ -203,11 +201,8 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
 
 def main(_arguments: list[str]) -> None:
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file)
-    sizes = {
-        "examples": len(found.x),
-        "features": found.x.shape[1],
-        "outputs": found.y.shape[1],
-    }
+    sizes = {"examples": len(found.x), "features": found.x.shape[1]}
+    sizes["outputs"] = found.y.shape[1]
     print(f"{found.name}: {sizes}")
     names = (
         *("folds", "layers", "units", "decays", "temperatures"),
@@ -234,15 +229,13 @@ def main(_arguments: list[str]) -> None:
     )
 
     def run(name: str, number: int) -> dict:
+        record = {"fold": number, **runs.about("regression")}
         if name == "knn":
-            found: dict = {"knn": knn(folds[number])}
-        else:
-            found = run_fold(folds[number], records.state((name, number)))
-        return {"fold": number, **runs.about("regression"), **found}
+            return {**record, "knn": knn(folds[number])}
+        return record | run_fold(folds[number], records.state((name, number)))
 
     runs.run_all(records, runs.every(FLAGS.method or PARTS, range(FLAGS.folds)), run)
-    print(f"\n{table.table([records])}\n")
-    print(f"Wrote {records.path}")
+    print(f"\n{table.table([records])}\n\nWrote {records.path}")
 
 
 if __name__ == "__main__":
