@@ -18,8 +18,6 @@ for it on validation images; all others have the rates that the papers give.
 called again: to renew a run, delete its line and the command's.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

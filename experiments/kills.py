@@ -9,8 +9,6 @@ results/kills.jsonl below --output_dir, a line for each callback. Needs Linux, T
 and for `OrbaxCheckpoint` the package orbax-checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

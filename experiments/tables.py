@@ -11,8 +11,6 @@ docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is fo
 the command that wrote its records, and the commits that it ran.
 """
 
-from __future__ import annotations
-
 import pathlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """What makes the convolutions of a network, and how wide plain networks are like them."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Image sets: scikit-learn's digits, tfds' prepared ones, folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import pathlib
@@ -23,7 +21,7 @@ class Split:
     images: np.ndarray
     labels: np.ndarray
 
-    def take(self, count: int | None) -> Split:
+    def take(self, count: int | None) -> Self:
         return Split(self.images[:count], self.labels[:count])
 
 

@@ -13,8 +13,6 @@ images have no labels in public: as usual, val/ is the test part. Validation par
 set lacks are drawn from training, in equal shares of every class and domain.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 

@@ -4,8 +4,6 @@
 a `Rows`; all else is here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import statistics

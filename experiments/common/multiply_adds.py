@@ -1,7 +1,5 @@
 """What a network takes for one example, in multiply-adds."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What pictures of trained image classifiers share, and one of a single prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

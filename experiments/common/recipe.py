@@ -4,8 +4,6 @@ Batches are NumPy arrays, a function of seed and step alone, so that a resumed r
 sees what an uninterrupted one would have, on either backend.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -160,7 +158,7 @@ class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
         return {"rates": self.rates, "warmup_steps": self.warmup_steps}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> WarmedUp:
+    def from_config(cls, config: dict[str, Any]) -> Self:
         rates = keras.saving.deserialize_keras_object(config["rates"])
         return cls(rates, config["warmup_steps"])
 

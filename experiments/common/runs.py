@@ -7,8 +7,6 @@ setting (method and seed), the commit of the package, and the setting. A kill ma
 the last line: it does not count, and its run is made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

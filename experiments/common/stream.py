@@ -6,8 +6,6 @@ of the wanted size before are augmented as the recipe says. What is evaluated ar
 validation images, as in the papers. Needs TensorFlow, on either Keras backend.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

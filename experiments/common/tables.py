@@ -1,7 +1,5 @@
 """Parts of Markdown tables: means over seeds, differences paired by seed."""
 
-from __future__ import annotations
-
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,8 +12,6 @@ saved_models/<name>/<version>/. The test images are looked at once, after traini
 interrupted demo goes on where it stopped; a finished one begins anew.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import subprocess

@@ -9,8 +9,6 @@ keys in the plane, values fixed, minus the squared Euclidean distance as similar
 Writes results/spirals.jsonl and results/figures/spirals.png below --output_dir.
 """
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

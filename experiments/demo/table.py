@@ -1,7 +1,5 @@
 """The tables of the demo, and its sections of results/README.md."""
 
-from __future__ import annotations
-
 import pathlib
 
 from experiments.common import runs, tables

@@ -15,8 +15,6 @@ and 0.1. A meta-learned static network starts from the pretrained one, and then 
 images again. ProtoNet is trained with --proto_ways classes an episode, as its authors do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from absl import flags

@@ -8,8 +8,6 @@ learned its training classes; noisy photographs of `experiments.pretrained` on
 EfficientNet-Lite0.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from typing import Any

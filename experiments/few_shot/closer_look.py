@@ -1,7 +1,5 @@
 """Finetuning by batches, from a classifier that each episode draws for itself."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Images for few-shot learning: classes for training, for validation and for the test."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pathlib

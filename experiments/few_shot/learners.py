@@ -1,7 +1,5 @@
 """Learners of the few-shot table that the package does not have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """The rows of the few-shot table: how each is trained and judged, and published figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -5,8 +5,6 @@
 The experiment is Section 5.1 of Finn et al. (2017).
 """
 
-from __future__ import annotations
-
 import pathlib
 
 from absl import flags

@@ -1,7 +1,5 @@
 """The few-shot table from runs, beside the paper's Table 6 and the rebuttal's Table 1."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Trains the few-shot learners of a setting, and judges them on the same episodes."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import time

@@ -16,8 +16,6 @@ which tensorflow-datasets prepares below --data_dir. With --experiment=A.9 model
 trained on coarse classes only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import keras

@@ -1,7 +1,5 @@
 """Pictures of the feature space: entries among examples, and rotated prototypes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -15,8 +15,6 @@ the 0.1 that Meta-Neighborhoods (A.2) names, that of the generator 0.01 with a m
 trains both networks, the generator first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

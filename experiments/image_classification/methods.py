@@ -7,8 +7,6 @@ which is left out here, and a cutout of 16x16 pixels, to be had with
 start rate: 0.1 is the usual one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

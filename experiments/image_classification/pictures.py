@@ -1,7 +1,5 @@
 """The paper's pictures of trained image classifiers, of their neighbors, and of records."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Table 1 and Appendix A of Meta-Neighborhoods from runs, beside the paper's figures."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The densely connected networks of Meta-Neighborhoods."""
 
-from __future__ import annotations
-
 import keras
 
 from nsl_keras.backbones import FAST_BATCH_NORMALIZATION, Factory, Units

@@ -1,7 +1,5 @@
 """Residual networks: of Meta-Neighborhoods, and for ImageNet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

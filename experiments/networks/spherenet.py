@@ -1,7 +1,5 @@
 """The hyperspherical network with self-attention of Table 8, and its regularizer."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -2,18 +2,16 @@
 
 Linear regression, with a target matrix of low rank and too few data to tell it from others.
 Gradient descent on `W` is compared with that on `W'` and `M`, where `W = M^T W'` as in a
-layer with a neural similarity, and on `W'` and two or three `M`, as with
-`product.Product`. All start from the same small `W`, and reach zero loss: which of the
-solutions they find is their implicit regularization. With whole targets, as in the paper,
-descent on `W` already finds the solution of smallest nuclear norm; with half of each hidden
-(matrix completion) it does not, and it matters where `M` starts, and how many there are.
+layer with a neural similarity, and on `W'` and two or three `M`, deep factorization. All
+start from the same small `W`, and reach zero loss: which of the solutions they find is
+their implicit regularization. With whole targets, as in the paper, descent on `W` already
+finds the solution of smallest nuclear norm; with half of each hidden (matrix completion) it
+does not, and it matters where `M` starts, and how many there are.
 
     python -m experiments.neural_similarity.implicit_regularization
 
 Writes --output_dir/results/implicit_regularization.jsonl, and a picture.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools

@@ -10,8 +10,6 @@ half of the training, the taps with the smallest `|M|` times the kernel's norm, 
 ones; the rest is trained on.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from typing import Any

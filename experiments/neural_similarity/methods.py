@@ -1,7 +1,5 @@
 """Rows of the tables of Neural Similarity Learning: methods, recipes, published figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

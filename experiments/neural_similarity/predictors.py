@@ -13,8 +13,6 @@ nothing is trained: the time of a step is taken beside the plain network's.
 Each run is a line of --output_dir/results/predictors.jsonl and is not made twice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Convolutions of one tap as a shift and a 1x1 convolution (Section 3.4)."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from keras import ops

@@ -9,8 +9,6 @@ He's normal; the last layer, where a row says so, at a thousandth of it, as the 
 code does.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pathlib

@@ -1,7 +1,5 @@
 """Tables 1 to 5 and 8 of Neural Similarity Learning from runs, beside the paper's."""
 
-from __future__ import annotations
-
 import pathlib
 
 from experiments.common import runs, tables

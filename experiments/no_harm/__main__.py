@@ -12,8 +12,6 @@ own, which shares the networks that have none. Processes may share a matrix, eac
 sets or networks that no other has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A method beside its baseline in a cell of the do-no-harm matrix."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

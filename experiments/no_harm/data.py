@@ -5,8 +5,6 @@ shares of the classes; at most 2,000 of the test images are used, to save time. 
 Omniglot use all their training images with every seed.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The methods, each used as its docstring shows it, with every default."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

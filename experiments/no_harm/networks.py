@@ -1,7 +1,5 @@
 """Small networks as one writes them with Keras, for images of 8x8 pixels and more."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The page of the do-no-harm matrix, from the records of its runs."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 import statistics

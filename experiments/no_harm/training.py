@@ -1,7 +1,5 @@
 """A first training as a newcomer writes it, and what is recorded of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import statistics

@@ -13,8 +13,6 @@ Methods that change the backbone start from the logistic regression on its featu
 a difference to it is what the change gives.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

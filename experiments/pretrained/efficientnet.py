@@ -4,8 +4,6 @@
 format, which is read here without PyTorch.
 """
 
-from __future__ import annotations
-
 import collections
 import importlib.util
 import pathlib

@@ -1,7 +1,5 @@
 """What was gained on a pretrained network, from the records of its runs."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 

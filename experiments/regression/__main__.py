@@ -12,8 +12,6 @@ Where the text leaves it open: everything is chosen in each fold, on a validatio
 its training data; means and variances are those of the rest of them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pathlib

@@ -1,7 +1,5 @@
 """Regression data for the example: scikit-learn's diabetes, UCI files, or your own."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from typing import NamedTuple

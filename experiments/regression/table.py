@@ -1,7 +1,5 @@
 """Table 2 of Meta-Neighborhoods from the records that `experiments.regression` writes."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

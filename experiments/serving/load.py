@@ -7,8 +7,6 @@ server's memory, latency at batch 1, and images a second. Writes results/serving
 --output_dir. The extra `serving` has what it needs.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import pathlib

@@ -7,8 +7,6 @@ The networks and the recipe are the demo's, on scikit-learn's digits. Writes, be
 accuracy in results/saved_models.jsonl. Models that are there are replaced.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

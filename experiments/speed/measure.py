@@ -4,8 +4,6 @@ One rule: a callable returns one number that depends on everything it is timed f
 that nothing is pruned and the time ends when the work does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Slow candidates are compared in separate rounds, so that they do not stretch the
 the rest.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Every network is the same but for its convolutions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

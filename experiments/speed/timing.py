@@ -4,8 +4,6 @@ Absolute times move with whatever else a machine does. Rounds that run every can
 once, and the median of the per-round ratios, do not.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
