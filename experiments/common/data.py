@@ -89,20 +89,17 @@ def _digits(train_examples: int | None) -> ImageData:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
+    def held_out(split: Split, count: int) -> list[Split]:
+        own = {"test_size": count, "stratify": split.labels, "random_state": 0}
+        rest, held, *labels = train_test_split(split.images, split.labels, **own)
+        return [Split(rest, labels[0]), Split(held, labels[1])]
+
     digits = load_digits()
     images = (digits.images[..., None] / 16).astype("float32")
-    rest, test, rest_y, test_y = train_test_split(
-        images, digits.target, test_size=540, stratify=digits.target, random_state=0
-    )
-    train, val, train_y, val_y = train_test_split(
-        rest, rest_y, test_size=257, stratify=rest_y, random_state=0
-    )
-    return ImageData(
-        Split(train, train_y).take(train_examples),
-        Split(val, val_y),
-        Split(test, test_y),
-        [str(name) for name in digits.target_names],
-    )
+    rest, test = held_out(Split(images, digits.target), 540)
+    train, validation = held_out(rest, 257)
+    names = [str(name) for name in digits.target_names]
+    return ImageData(train.take(train_examples), validation, test, names)
 
 
 def prepared_builder(dataset: str, data_dir: str | None) -> Any:

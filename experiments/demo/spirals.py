@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 from absl import flags
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 
 import nsl_keras
 from experiments.common import command, runs, tables
@@ -63,8 +65,6 @@ def neighborhoods() -> keras.Model:
 
 
 def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarray) -> None:
-    from matplotlib.colors import ListedColormap
-
     line = np.linspace(-LIMIT, LIMIT, 100)
     grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2).astype("float32")
     options = {"origin": "lower", "cmap": ListedColormap(COLORS), "alpha": 0.25}
@@ -92,8 +92,6 @@ def section(results: pathlib.Path) -> str:
 
 
 def main(_arguments: list[str]) -> None:
-    from matplotlib.figure import Figure
-
     keras.utils.set_random_seed(SEED)
     rng = np.random.default_rng(SEED)
     train, (points, labels) = (spirals(FLAGS.examples, rng) for _ in range(2))

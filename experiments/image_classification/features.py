@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import matplotlib
 import numpy as np
 from keras import ops
+from sklearn.manifold import TSNE
 
 from experiments.common.data import Split
 from experiments.common.pictures import BLUE, GREY, ORANGE, in_batches, new_figure
@@ -32,9 +34,6 @@ def plot_feature_map(
     mark is large, and hollow if that class has less than 50 %. With the cosine metric all
     vectors are first scaled to unit length.
     """
-    import matplotlib
-    from sklearn.manifold import TSNE
-
     values = ops.convert_to_numpy(model.dictionary.values)
     features = in_batches(model.features, examples.images).astype("float32")
     keys = ops.convert_to_numpy(model.dictionary.keys).astype("float32")

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments.common import command, runs, tables
 
@@ -107,8 +108,6 @@ def measures(matrix: np.ndarray, inputs, targets, target) -> dict[str, float]:
 
 def picture(found: list[dict]) -> Any:
     """Nuclear norm and effective rank along the steps, for the first seed."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots(2, len(DATA), sharex=True)
     for column, data in enumerate(DATA):

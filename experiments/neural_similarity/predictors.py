@@ -21,6 +21,7 @@ import pathlib
 from typing import Any
 
 import keras
+import matplotlib.pyplot as plt
 import numpy as np
 from absl import flags
 from scipy import stats
@@ -163,8 +164,6 @@ def _shown(gain: float, width: float) -> str:
 
 
 def picture(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> Any:
-    import matplotlib.pyplot as plt
-
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name, cells in comparisons.items():
         gain, width = pooled(cells)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 import nsl_keras
 from experiments.common import command, runs, tables
@@ -187,23 +188,17 @@ def table(found: list[dict]) -> str:
 
 def picture(found: list[dict]) -> Any:
     """The losses of all seeds along the steps, means over some steps."""
-    from matplotlib.figure import Figure
-
     kinds = [kind for kind in SIMILARITIES if any(r["similarity"] == kind for r in found)]
     figure = Figure(figsize=(4.5 * len(kinds) + 3, 4), layout="constrained")
     axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for axis, kind in zip(axes, kinds, strict=True):
         for number, name in enumerate((PLAIN, *ROWS)):
             own = [r for r in tables.of_method(found, name) if r["similarity"] == kind]
+            look = {"color": "black" if name == PLAIN else f"C{number - 1}", "linewidth": 1}
+            label = ROWS[name].title if name in ROWS else "(no similarity)"
             for run in own:
                 smooth = np.convolve(run["losses"], np.full(LAST, 1 / LAST), "valid")
-                label = ROWS[name].title if name in ROWS else "(no similarity)"
-                axis.plot(
-                    smooth,
-                    color="black" if name == PLAIN else f"C{number - 1}",
-                    linewidth=1,
-                    label=label if run is own[0] else None,
-                )
+                axis.plot(smooth, label=label if run is own[0] else None, **look)
         axis.set_title(kind)
         axis.set_xlabel("steps")
     axes[0].set_ylabel(f"training loss, mean of {LAST} steps")

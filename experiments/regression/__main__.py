@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 from absl import flags
+from sklearn.neighbors import KNeighborsRegressor
 
 import nsl_keras
 from experiments.common import command, recipe, runs
@@ -62,8 +63,6 @@ def knn(fold: data.Fold) -> dict:
 
     With that number the examples of the validation part count as neighbors, too.
     """
-    from sklearn.neighbors import KNeighborsRegressor
-
     counts = [k for k in NEIGHBOR_COUNTS if k <= len(fold.train.x)]
     fitted = {k: KNeighborsRegressor(k).fit(fold.train.x, fold.train.y) for k in counts}
     errors = {k: error(fitted[k], fold.validation) for k in counts}

@@ -3,11 +3,11 @@
 import pathlib
 
 import numpy as np
+from scipy.stats import ttest_rel
 
 from experiments.common import runs, tables
 
 PLACE = "regression.jsonl"
-METHODS = ("knn", "vanilla", "neighborhoods")
 #: Mean and deviation of kNN, vanilla and Meta-Neighborhoods in the paper.
 PUBLISHED = {
     "music": ("0.6812 ± 0.0062", "0.6236 ± 0.0056", "0.6088 ± 0.0050"),
@@ -46,25 +46,18 @@ def table(settings: list[runs.RunRecords]) -> str:
 
 def errors_of(found: list[dict]) -> dict[str, list[float]]:
     """Errors by method, in the order of the folds."""
-    parts = {
-        kind: sorted(
-            (run for run in found if run["key"][0] == kind), key=lambda run: run["fold"]
-        )
-        for kind in ("knn", "fold")
-    }
+    found = sorted(found, key=lambda run: run["fold"])
     # Older records of networks hold a kNN that was not fitted on the validation part.
-    errors = {
-        name: [run[name]["test_mse"] for run in parts["knn" if name == "knn" else "fold"]]
-        for name in METHODS
-    }
-    unadapted = [run["neighborhoods"]["test_mse_unadapted"] for run in parts["fold"]]
-    return errors | {"unadapted": unadapted}
+    knn, folds = ([r for r in found if r["key"][0] == kind] for kind in ("knn", "fold"))
+    errors = {"knn": [run["knn"]["test_mse"] for run in knn]}
+    for name in ("vanilla", "neighborhoods"):
+        errors[name] = [run[name]["test_mse"] for run in folds]
+    errors["unadapted"] = [run["neighborhoods"]["test_mse_unadapted"] for run in folds]
+    return errors
 
 
 def p_value(errors: dict[str, list[float]], other: str = "vanilla") -> float:
     """Of the t-test that pairs Meta-Neighborhoods with another method by fold."""
-    from scipy.stats import ttest_rel
-
     return float(ttest_rel(errors["neighborhoods"], errors[other]).pvalue)
 
 
