@@ -18,8 +18,6 @@ for it on validation images; all others have the rates that the papers give.
 called again: to renew a run, delete its line and the command's.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -31,10 +29,6 @@ from absl import flags
 from experiments.common import command, recipe, runs
 
 FLAGS = flags.FLAGS
-
-#: Seconds beyond its time after which a command is ended.
-GRACE = 120
-
 
 #: A command in `experiments` with its flags, and those of the trials of its rate.
 Row = tuple[str, str]
@@ -229,24 +223,18 @@ def commands(plan: str, seeds: Sequence[str]) -> Iterator[list[str]]:
             yield [*line.split(), *own]
 
 
-def call(called: list[str], deadline: float) -> bool:
-    """Calls a command; returns whether it finished in time, and raises if it failed."""
+def call(called: list[str], deadline: float) -> int:
+    """Calls a command, which stops in time, and returns its status."""
     module, *arguments = called
     for name in ("data_dir", "data_file", "output_dir", "state_dir"):
         if getattr(FLAGS, name) is not None:
             arguments.append(f"--{name}={getattr(FLAGS, name)}")
     if module == "image_classification":
         arguments.append(f"--model_dir={FLAGS.state_dir}/models")
-    left = deadline - time.monotonic()
-    arguments.append(f"--stop_after_minutes={left / 60:.2f}")
+    minutes = (deadline - time.monotonic()) / 60
+    arguments.append(f"--stop_after_minutes={minutes:.2f}")
     whole = [sys.executable, "-m", f"experiments.{module}", *arguments]
-    try:
-        status = subprocess.run(whole, timeout=left + GRACE).returncode
-    except subprocess.TimeoutExpired:
-        return False
-    if status not in (0, recipe.OutOfTime.CODE):
-        raise subprocess.CalledProcessError(status, whole)
-    return status == 0
+    return subprocess.run(whole).returncode
 
 
 def main(_arguments: list[str]) -> None:
@@ -261,11 +249,10 @@ def main(_arguments: list[str]) -> None:
             continue
         print(f"\n=== {name}", flush=True)
         start = time.monotonic()
-        try:
-            if call(called, deadline):
-                seconds = round(time.monotonic() - start, 1)
-                done.add((name,), {"seconds": seconds})
-        except subprocess.CalledProcessError:
+        status = call(called, deadline)
+        if status == 0:
+            done.add((name,), {"seconds": round(time.monotonic() - start, 1)})
+        elif status != recipe.OutOfTime.CODE:
             failed.append(f"Failed: {name}")
     finished = sum(done.holds((" ".join(called),)) for called in planned)
     print(f"\n{finished} of {len(planned)} commands finished", *failed, sep="\n")

@@ -9,8 +9,6 @@ results/kills.jsonl below --output_dir, a line for each callback. Needs Linux, T
 and for `OrbaxCheckpoint` the package orbax-checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os
@@ -40,8 +38,6 @@ EPOCHS = 20
 # Each process is forked from one that has imported all of this and computed nothing.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tensorflow", "experiments.kills"])
-
-
 NAMES = ("TrainingBackup", "BackupAndRestore", "OrbaxCheckpoint")
 
 #: The two kinds of kills, and what may go wrong after one, as the heads of rows.
@@ -62,12 +58,12 @@ def restored(
     name: str, model: keras.Model, folder: pathlib.Path, stopping: keras.callbacks.Callback
 ) -> tuple[keras.callbacks.Callback, int]:
     """Returns a callback, and the epoch to begin at if the callback does not know it."""
+    kept: dict[str, Any] = {"delete_checkpoint": False}
     if name == "TrainingBackup":
-        options: dict[str, Any] = {"callbacks": [stopping], "delete_checkpoint": False}
-        return nsl_keras.callbacks.TrainingBackup(folder, **options), 0
+        return nsl_keras.callbacks.TrainingBackup(folder, [stopping], **kept), 0
     if name == "BackupAndRestore":
-        options = {"double_checkpoint": True, "delete_checkpoint": False}
-        return keras.callbacks.BackupAndRestore(str(folder), **options), 0
+        kept["double_checkpoint"] = True
+        return keras.callbacks.BackupAndRestore(str(folder), **kept), 0
     # This one only writes: whoever resumes loads the newest step, and counts on.
     callback = keras.callbacks.OrbaxCheckpoint(str(folder))
     newest = callback.checkpointer.latest
@@ -123,25 +119,6 @@ def make() -> keras.Model:
     return model
 
 
-def train(out: Connection, folder: pathlib.Path, name: str, models: int) -> None:
-    """Trains the last of some models, from what an earlier process left in the folder."""
-    model = [make() for _ in range(models)][-1]
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(64, 16)).astype("float32"), random.integers(5, size=64)
-    stopping = keras.callbacks.EarlyStopping("loss", patience=EPOCHS, mode="max")
-    backup, first = restored(name, model, folder, stopping)
-    history = model.fit(
-        x,
-        y,
-        epochs=EPOCHS,
-        initial_epoch=first,
-        shuffle=False,
-        callbacks=[backup, stopping, Report(out)],
-        verbose=0,
-    )
-    out.send((history.epoch, stopping.wait))
-
-
 def child(
     out: Connection,
     folder: pathlib.Path,
@@ -150,7 +127,10 @@ def child(
     operations: int,
     size: int,
 ) -> None:
-    """Trains; after some file operations dies, at once or in a longer write."""
+    """Trains the last of some models, from what an earlier process left in the folder.
+
+    After some file operations dies, at once or in a longer write.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     seen = 0
@@ -165,7 +145,15 @@ def child(
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     sys.addaudithook(notice)
-    train(out, folder, name, models)
+    model = [make() for _ in range(models)][-1]
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(64, 16)).astype("float32"), random.integers(5, size=64)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=EPOCHS, mode="max")
+    backup, first = restored(name, model, folder, stopping)
+    callbacks = [backup, stopping, Report(out)]
+    options = {"initial_epoch": first, "shuffle": False, "verbose": 0}
+    history = model.fit(x, y, epochs=EPOCHS, callbacks=callbacks, **options)
+    out.send((history.epoch, stopping.wait))
     out.send((seen,))
 
 
@@ -174,12 +162,11 @@ def run(
     name: str,
     models: int = 1,
     seconds: float = 1e5,
-    operations: int = 0,
-    size: int = 0,
+    kill_at: tuple[int, int] = (0, 0),
 ) -> tuple[int, list[tuple], float]:
     """Returns a process's exit status, what it sent, and the seconds since an epoch."""
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    given = (sender, folder, name, models, operations, size)
+    given = (sender, folder, name, models, *kill_at)
     process = CONTEXT.Process(target=child, args=given)
     process.start()
     sender.close()
@@ -225,17 +212,14 @@ def kill(parent: pathlib.Path, name: str) -> dict[str, Any]:
         raise RuntimeError(f"A run that was not killed must not fail. Status: {status}")
     (operations,) = whole[-1]
     largest = max(path.stat().st_size for path in parent.rglob("*") if path.is_file())
-    draws, counts, faults = (
-        random.Random(0),
-        Counter[str](),
-        Counter(dict.fromkeys(FAULTS, 0)),
-    )
+    draws, counts = random.Random(0), Counter[str]()
+    faults = Counter(dict.fromkeys(FAULTS, 0))
     for kind in KINDS:
         while counts[kind] < FLAGS.kills:
             chosen: dict[str, Any] = {"seconds": draws.uniform(0, seconds)}
             if kind == "kills_in_writes":
                 size = draws.choice([0, int(largest ** draws.random())])
-                chosen = {"operations": draws.randint(1, operations), "size": size}
+                chosen = {"kill_at": (draws.randint(1, operations), size)}
             folder = pathlib.Path(tempfile.mkdtemp(dir=parent))
             status, _, _ = run(folder, name, **chosen)
             if status > 0:

@@ -11,12 +11,11 @@ docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is fo
 the command that wrote its records, and the commits that it ran.
 """
 
-from __future__ import annotations
-
 import pathlib
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import experiments.demo.table
 import experiments.few_shot.table
@@ -104,18 +103,15 @@ def with_tables(text: str) -> str:
 def _where() -> str:
     """One row a kind of problem: points above a plain network, here and with rivals."""
 
-    def of(found: list[dict], *methods: str) -> list[dict]:
-        return [run for run in found if run["method"] in methods]
-
+    of = tables.of_method
     found = _records(pretrained.PLACE).runs
     found = [run for run in found if run["domain"] in pretrained.CORRUPTED]
     table = pretrained.table(found, pretrained.CORRUPTED)
 
     def corrupted(name: str, title: str) -> str:
-        pair = of(found, name), of(found, pretrained.BASELINE)
-        tables.require_comparable(*pair)
-        size = 4 * pair[0][0]["trained"] / 1000
-        return f"{title}: {_cells(table, name)[0]} ({size:,.0f} kB)"
+        own = of(found, name)
+        tables.require_comparable(own, of(found, pretrained.BASELINE))
+        return f"{title}: {_cells(table, name)[0]} ({4 * own[0]['trained'] / 1000:,.0f} kB)"
 
     few_shot = _records(*FEW_SHOT)
     trials = tables.trials_of(few_shot)
@@ -141,21 +137,19 @@ def _where() -> str:
         for name in ("linear_neighborhoods", "linear_longer", "linear")
     )
     ratio = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
+    lora = corrupted("LoRA of rank 1 + head", "LoRA of rank 1 and classifier")
+    wider = new_classes("same_parameters", "wider network with as many parameters")
     rows = [
         [
             "a pretrained network, five labels per class of corrupted photographs",
             corrupted("M unconstrained + head", "static similarity and classifier"),
-            corrupted("LoRA of rank 1 + head", "LoRA of rank 1 and classifier")
-            + "; "
-            + corrupted("everything", "all weights"),
+            f"{lora}; {corrupted('everything', 'all weights')}",
             "none once folded",
         ],
         [
             "new classes of CIFAR-100, five images per class",
             new_classes("dynamic_nsn", "dynamic diagonal similarity"),
-            new_classes("same_parameters", "wider network with as many parameters")
-            + "; "
-            + new_classes("longer", "longer training"),
+            f"{wider}; {new_classes('longer', 'longer training')}",
             "time and memory of the predictors",
         ],
         [
@@ -185,6 +179,11 @@ def _image_classification(
     records = _records("image_classification.jsonl", name)
     made = experiments.image_classification.table.section(records, [experiment])
     return _shown(made, records.path.name, columns, how)
+
+
+def _few_shot(columns: int, name: str = FEW_SHOT[1], *rows: Any) -> str:
+    made = experiments.few_shot.table.section(_records(FEW_SHOT[0], name), *rows)
+    return _shown(made, FEW_SHOT[0], columns)
 
 
 def _similarity(setting: str, number: str, columns: int, how: str | None = None) -> str:
@@ -221,26 +220,24 @@ def _no_harm() -> str:
 
 def _prices() -> str:
     """A row for each case and candidate: multiples of time, with XLA behind, and memory."""
-    rows: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     found = experiments.speed.table.measured(RESULTS, "prices")
-    for each in found:
-        for row in each["rows"]:
-            case, _, what = row["case"].rpartition(", ")
-            cells = rows.setdefault((case, row["candidate"]), {})
-            shown = {"time": row["median"]}
-            if "mebibytes" in row:
-                shown["memory"] = row["mebibytes"] / row["baseline_mebibytes"]
-            for name, number in shown.items():
-                cells.setdefault(f"{what}: {name}", {})[each["xla"]] = f"{number:.2f}x"
-    columns = list(next(iter(rows.values()), {}))
+    for row in (row for each in found for row in each["rows"]):
+        case, _, what = row["case"].rpartition(", ")
+        cells = rows.setdefault((case, row["candidate"]), {})
+        cells.setdefault(f"{what}: time", []).append(f"{row['median']:.2f}x")
+        if "mebibytes" in row:
+            memory = row["mebibytes"] / row["baseline_mebibytes"]
+            cells[f"{what}: memory"] = [f"{memory:.2f}x"]
+    columns = ["of", "method", *next(iter(rows.values()))]
     made = tables.markdown(
-        ["of", "method", *columns],
-        [
-            [*title, *(" / ".join(cells[each].values()) for each in columns)]
-            for title, cells in rows.items()
-        ],
+        columns, ([*key, *map(" / ".join, cells.values())] for key, cells in rows.items())
     )
     return _shown(f"{tables.commands(found)}\n\n{made}", "benchmarks.jsonl")
+
+
+def _section(module: Any, *kind: str, columns: int | None = None) -> str:
+    return _shown(module.section(RESULTS, *kind), module.PLACE, columns)
 
 
 def _shown(
@@ -271,28 +268,17 @@ The records: [`results/{file}`]({FILES}/{file}).
 </details>"""
 
 
+_SMALL = "cifar_fs_small_16_cnn4_5way_5shot_augmented"
 _MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
-    "demo": lambda: _shown(experiments.demo.table.section(RESULTS, "digits"), "demo.jsonl"),
-    "few_shot": lambda: _shown(
-        experiments.few_shot.table.section(_records(*FEW_SHOT)), FEW_SHOT[0], 5
+    "demo": lambda: _section(experiments.demo.table, "digits"),
+    "few_shot": lambda: _few_shot(5),
+    "static_few_shot": lambda: _few_shot(4, _SMALL, experiments.few_shot.table.ADAPTED),
+    "dynamic_few_shot": lambda: _few_shot(
+        6, f"{_SMALL}_tuned", experiments.few_shot.table.DYNAMIC
     ),
-    "static_few_shot": lambda: _shown(
-        experiments.few_shot.table.section(
-            _records(FEW_SHOT[0], "cifar_fs_small_16_cnn4_5way_5shot_augmented"),
-            experiments.few_shot.table.ADAPTED,
-        ),
-        *(FEW_SHOT[0], 4),
-    ),
-    "dynamic_few_shot": lambda: _shown(
-        experiments.few_shot.table.section(
-            _records(FEW_SHOT[0], "cifar_fs_small_16_cnn4_5way_5shot_augmented_tuned"),
-            experiments.few_shot.table.DYNAMIC,
-        ),
-        *(FEW_SHOT[0], 6),
-    ),
-    "calibration": lambda: _shown(calibration.section(RESULTS), calibration.PLACE),
+    "calibration": lambda: _section(calibration),
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
     "uns_long": lambda: _apart("8-16-32_cifar10_5000_2340", 0.01),
     "uns_test": lambda: _similarity("8-16-32_cifar10_5000_2340", "uns", 5),
@@ -301,19 +287,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "inner_steps": lambda: _image_classification(_MNIST, 5, experiment="A.5"),
     "classifiers": lambda: _image_classification(_MNIST, 4, experiment="A.6"),
     "converged": _converged,
-    "regression": lambda: _shown(
-        experiments.regression.table.section(RESULTS), "regression.jsonl"
-    ),
-    "pretrained": lambda: _shown(pretrained.section(RESULTS), pretrained.PLACE, 9),
-    "corruptions": lambda: _shown(
-        pretrained.section(RESULTS, "corrupted"), pretrained.PLACE
-    ),
+    "regression": lambda: _section(experiments.regression.table),
+    "pretrained": lambda: _section(pretrained, columns=9),
+    "corruptions": lambda: _section(pretrained, "corrupted"),
     "no_harm": _no_harm,
-    "stability": lambda: _shown(stability.section(RESULTS), stability.PLACE),
-    "kernel_shape": lambda: _shown(kernel_shape.section(RESULTS), kernel_shape.PLACE),
+    "stability": lambda: _section(stability),
+    "kernel_shape": lambda: _section(kernel_shape),
     "prices": _prices,
     "kills": lambda: kills.section(RESULTS),
-    "load": lambda: _shown(load.section(RESULTS), "serving.jsonl"),
+    "load": lambda: _section(load),
 }
 
 

@@ -1,7 +1,5 @@
 """Runs an experiment as a command: wrong flags and data end in one line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

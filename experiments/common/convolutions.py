@@ -1,7 +1,5 @@
 """What makes the convolutions of a network, and how wide plain networks are like them."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 from collections.abc import Callable
@@ -10,6 +8,7 @@ from typing import Any
 import keras
 
 import nsl_keras
+from experiments.common.multiply_adds import multiply_adds
 
 #: By their names in the paper.
 SIMILARITIES = {"DNS": "diagonal", "UNS": "unconstrained"}
@@ -31,19 +30,17 @@ def convolutions(
     """
     if similarity is None:
         return keras.layers.Conv2D
-    start = "published" if published else "identity"
-    own: Any = None
+    options = {"start": "published" if published else "identity", **options}
+    make, own = nsl_keras.predictors.SimilarityPredictor, None
     if predictor in ("shared", "shared_by_size"):
         # The authors released no code for it: the width and the start of the others.
+        by_size = predictor == "shared_by_size"
         own = nsl_keras.predictors.SharedSimilarityPredictor(
-            nsl_keras.predictors.SimilarityPredictor(start=start, **options),
-            share_adaptations=predictor == "shared_by_size",
+            make(**options), share_adaptations=by_size
         )
     elif predictor is not None:
-        own = nsl_keras.predictors.SimilarityPredictor(
-            predictor,
-            **{"batch_normalization": {"momentum": momentum}, "start": start, **options},
-        )
+        options = {"batch_normalization": {"momentum": momentum}, **options}
+        own = make(predictor, **options)
     return functools.partial(
         nsl_keras.layers.NeuralSimilarityConv2D, similarity=similarity, predictor=own
     )
@@ -72,5 +69,5 @@ def nearest_width(size: Callable[[int], int], target: int, widths: range) -> int
 def size_of(model: keras.Model) -> dict[str, int]:
     return {
         "parameters": sum(int(keras.ops.size(each)) for each in model.trainable_variables),
-        "multiply_adds": nsl_keras.convert.summary(model).multiply_adds,
+        "multiply_adds": multiply_adds(model)[0],
     }

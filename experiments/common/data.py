@@ -1,7 +1,5 @@
 """Image sets: scikit-learn's digits, tfds' prepared ones, folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import pathlib
@@ -11,8 +9,7 @@ from typing import Any, Self
 import keras
 import numpy as np
 
-from experiments.common import image_folders
-from nsl_keras.training import files
+from experiments.common import image_folders, runs
 
 PARTS = ("train", "validation", "test")
 
@@ -24,7 +21,7 @@ class Split:
     images: np.ndarray
     labels: np.ndarray
 
-    def take(self, count: int | None) -> Split:
+    def take(self, count: int | None) -> Self:
         return Split(self.images[:count], self.labels[:count])
 
 
@@ -46,6 +43,9 @@ class ImageData:
     def changed(self, change: Callable[[Split], Split], **others: Any) -> Self:
         parts = {part: change(getattr(self, part)) for part in PARTS}
         return dataclasses.replace(self, **parts, **others)
+
+    def resized(self, size: int) -> Self:
+        return self.changed(lambda s: Split(resized_images(s.images, size), s.labels))
 
     @property
     def standardized(self) -> Self:
@@ -89,20 +89,17 @@ def _digits(train_examples: int | None) -> ImageData:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
+    def held_out(split: Split, count: int) -> list[Split]:
+        own = {"test_size": count, "stratify": split.labels, "random_state": 0}
+        rest, held, *labels = train_test_split(split.images, split.labels, **own)
+        return [Split(rest, labels[0]), Split(held, labels[1])]
+
     digits = load_digits()
     images = (digits.images[..., None] / 16).astype("float32")
-    rest, test, rest_y, test_y = train_test_split(
-        images, digits.target, test_size=540, stratify=digits.target, random_state=0
-    )
-    train, val, train_y, val_y = train_test_split(
-        rest, rest_y, test_size=257, stratify=rest_y, random_state=0
-    )
-    return ImageData(
-        Split(train, train_y).take(train_examples),
-        Split(val, val_y),
-        Split(test, test_y),
-        [str(name) for name in digits.target_names],
-    )
+    rest, test = held_out(Split(images, digits.target), 540)
+    train, validation = held_out(rest, 257)
+    names = [str(name) for name in digits.target_names]
+    return ImageData(train.take(train_examples), validation, test, names)
 
 
 def prepared_builder(dataset: str, data_dir: str | None) -> Any:
@@ -137,9 +134,8 @@ def _prepared(dataset: str, data_dir: str | None, train_examples: int | None) ->
     rest = total - total // 10
     count = rest if train_examples is None else min(train_examples, rest)
     parts = (f"train[:{count}]", f"train[{rest}:]", "test")
-    train, validation, test = (_scaled(read_prepared(builder, part)) for part in parts)
     names = list(builder.info.features["label"].names)
-    return ImageData(train, validation, test, names)
+    return ImageData(*(_scaled(read_prepared(builder, part)) for part in parts), names)
 
 
 def read_file(path: str) -> ImageData:
@@ -158,13 +154,11 @@ def read_file(path: str) -> ImageData:
             f"{', '.join(missing)}"
         )
     parts = [Split(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in PARTS]
-    for part, split in zip(PARTS, parts, strict=True):
-        images, labels = split.images, split.labels
-        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+    for each in (split.images for split in parts):
+        if each.dtype != np.uint8 or each.ndim != 4:
             raise ValueError(
-                "`data_file` must hold uint8 images of shape (n, height, width, channels), "
-                f"and as many labels. Received: {path} with {part} images of dtype "
-                f"{images.dtype} and shape {images.shape}, and {len(labels)} labels"
+                "`data_file` must hold uint8 images of shape (n, height, width, channels). "
+                f"Received: {path} with images of {each.dtype} and shape {each.shape}"
             )
     names = [str(name) for name in arrays.get("class_names", ())]
     return ImageData(*parts, names, fingerprint(arrays))
@@ -190,7 +184,7 @@ def save_file(data: ImageData, path: str) -> None:
             images = np.round(255 * images.clip(0, 1)).astype("uint8")
         arrays |= {f"{part}_images": images, f"{part}_labels": split.labels}
     place = pathlib.Path(path).expanduser()
-    with files.replacing(place) as scratch, scratch.open("wb") as file:
+    with runs.replacing(place) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, **arrays)  # To a name, NumPy would add an ending.
 
 
@@ -205,19 +199,12 @@ def load_file(path: str, train_examples: int | None = None) -> ImageData:
 
 def resized_images(images: np.ndarray, size: int) -> np.ndarray:
     """Images of `size` by `size` pixels (bilinear, antialiased), as float32."""
-    return np.concatenate(
-        [
-            keras.ops.convert_to_numpy(
-                keras.ops.image.resize(
-                    part.astype("float32"),
-                    (size, size),
-                    antialias=True,
-                    data_format="channels_last",
-                )
-            )
-            for part in np.array_split(images, max(1, len(images) // 1000))
-        ]
-    )
+    options = {"antialias": True, "data_format": "channels_last"}
+    found = [
+        keras.ops.image.resize(part.astype("float32"), (size, size), **options)
+        for part in np.array_split(images, max(1, len(images) // 1000))
+    ]
+    return np.concatenate([keras.ops.convert_to_numpy(part) for part in found])
 
 
 def without_validation(data: ImageData) -> ImageData:

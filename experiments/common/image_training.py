@@ -4,12 +4,10 @@
 a `Rows`; all else is here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -35,20 +33,12 @@ _OPTIMIZERS = ["momentum", "nesterov", "adam", "adamw"]
 flags.DEFINE_enum("optimizer", None, _OPTIMIZERS, "Instead of the published one.")
 flags.DEFINE_bool("cosine_decay", None, "Let the rate fall to 0 along a cosine.")
 flags.DEFINE_integer("warmup_steps", None, "Steps in which the rate rises at the start.")
-flags.DEFINE_enum(
-    "input",
-    None,
-    ["unit", "standardized"],
-    "Images in [0, 1], or with channels of mean 0 and deviation 1; else as published.",
-)
+_INPUTS = "Images in [0, 1], or with channels of mean 0 and deviation 1; else as published."
+flags.DEFINE_enum("input", None, ["unit", "standardized"], _INPUTS)
 flags.DEFINE_list("filters", None, "Filters of the stages, instead of the published.")
 flags.DEFINE_bool("mixed_precision", False, "Compute in bfloat16, with float32 weights.")
-flags.DEFINE_enum(
-    "augmentation",
-    None,
-    recipe.AUGMENTATIONS,
-    "Else as published, where it suits: mirror images of digits are no digits.",
-)
+_SUITS = "Else as published, where it suits: mirror images of digits are no digits."
+flags.DEFINE_enum("augmentation", None, recipe.AUGMENTATIONS, _SUITS)
 flags.DEFINE_bool("step_times", False, "Time steps of each row beside the plain network's.")
 flags.DEFINE_bool("tune", False, "Try --rates, judged on validation images, and stop.")
 flags.DEFINE_list("rates", ["3e-4", "1e-3", "3e-3"], "Start rates that --tune tries.")
@@ -60,7 +50,7 @@ Images = data.ImageData | ImageStream
 
 @dataclasses.dataclass
 class Rows:
-    """What a command trains: rows by name, with their titles.
+    """What a command trains: rows by name.
 
     `make` is a function of name, seed and recipe, which returns the compiled model of
     images; `finish` gets it trained, with its record. Times are ratios to the `baseline`.
@@ -69,7 +59,7 @@ class Rows:
     """
 
     command: str
-    titles: Mapping[str, str]
+    names: Sequence[str]
     baseline: str
     recipe: Callable[[str], recipe.Recipe]
     make: Callable[[str, int, recipe.Recipe], keras.Model]
@@ -92,10 +82,8 @@ def steps_from_flags(published: int, train_examples: int, batch_size: int) -> in
 
 
 def recipe_changes_from_flags() -> dict:
-    changes = options.changes(
-        *("batch_size", "learning_rate", "optimizer", "cosine_decay", "warmup_steps")
-    )
-    return changes | ({"input_range": (0.0, 1.0)} if FLAGS.input else {})
+    names = ("batch_size", "learning_rate", "optimizer", "cosine_decay", "warmup_steps")
+    return options.changes(*names) | ({"input_range": (0.0, 1.0)} if FLAGS.input else {})
 
 
 def chosen_methods(known: Iterable[str], place: str) -> list[str]:
@@ -145,9 +133,7 @@ def _load_arrays(image_size: int | None) -> data.ImageData | None:
         size = image_size or 32
         found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.train_size, size)
     if image_size and found.image_shape[:2] != (image_size, image_size):
-        found = found.changed(
-            lambda s: data.Split(data.resized_images(s.images, image_size), s.labels)
-        )
+        found = found.resized(image_size)
     # Trials are judged on the validation images.
     if FLAGS.tune and not len(found.validation.images):
         raise ValueError(
@@ -192,9 +178,8 @@ def setting_name(network: str, dataset: str, trained: recipe.Recipe) -> str:
     size = FLAGS.train_size or ("all" if FLAGS.hold_out else "everything")
     tuned = "_tuned" if FLAGS.tuned or FLAGS.tune else ""
     # Backends draw other start weights, which seeds would hide.
-    backend = keras.backend.backend()
-    other = "" if backend == "tensorflow" else f"_{backend}"
-    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}{other}"
+    backend = f"_{keras.backend.backend()}".removesuffix("_tensorflow")
+    return f"{network}_{dataset}_{size}_{trained.steps}{tuned}{backend}"
 
 
 def train(
@@ -255,31 +240,31 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
     trials = path.with_name(f"{path.stem}_tuning.jsonl"), name.replace("everything", "all")
     records = runs.RunRecords(*(trials if FLAGS.tune else (path, name)), setting, states)
     if FLAGS.tune:
-        titles: dict[runs.Key, str] = {
-            (name, float(rate), seed): f"{title}, rate {rate}, seed {seed}, a trial"
-            for seed in map(int, FLAGS.seeds)
-            for name, title in rows.titles.items()
+        keys: list[runs.Key] = [
+            (name, float(rate), int(seed))
+            for seed in FLAGS.seeds
+            for name in rows.names
             for rate in FLAGS.rates
-        }
+        ]
         rates: dict[str, float] = {}
     else:
-        titles = runs.every(rows.titles, FLAGS.seeds)
+        keys = runs.every(rows.names, FLAGS.seeds)
         made = runs.RunRecords(*trials)
-        rates = tuned_rates(made, rows.titles, setting) if FLAGS.tuned else {}
+        rates = tuned_rates(made, rows.names, setting) if FLAGS.tuned else {}
 
     def run(*key: Any) -> dict:
         name, *tried, seed = key
         rate = tried[0] if tried else rates.get(name)
         return train(rows, found, name, seed, rate, records.state(key))
 
-    runs.run_all(records, titles, run)
+    runs.run_all(records, keys, run)
     shown = tables.trials(records.runs) if FLAGS.tune else rows.table(records)
     print(f"\n{shown}\n\nWrote {records.path}")
     return records
 
 
 def tuned_rates(
-    trials: runs.RunRecords, titles: Iterable[str], setting: dict
+    trials: runs.RunRecords, names: Iterable[str], setting: dict
 ) -> dict[str, float]:
     """The rate of each row that was best on validation images."""
     different = runs.differences(trials.setting or setting, setting)
@@ -291,7 +276,7 @@ def tuned_rates(
             "`tuned` needs trials of the same setting: call the command with --tune first. "
             f"Received: pairs of (trials, here) that are {different}"
         )
-    found: dict[str, dict[float, list[float]]] = {title: {} for title in titles}
+    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
     for trial in trials.runs:
         # A trial that diverged is one without accuracy.
         accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])

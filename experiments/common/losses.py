@@ -1,7 +1,5 @@
 """The cross-entropy of the authors of Neural Similarity Learning."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Flags of the commands that train the papers' networks."""
 
-from __future__ import annotations
-
 import keras
 from absl import flags
 

@@ -1,18 +1,19 @@
-"""A picture of one prediction of a trained image classifier."""
+"""What pictures of trained image classifiers share, and one of a single prediction."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common.data import ImageData, Split
 from nsl_keras import MetaNeighborhoodModel, visualize
-from nsl_keras.training.data import predict
 
 #: Examples that a map or a picture shows; more hide each other.
 SHOWN = 2000
+#: Two colors that color-blind readers can distinguish, and a gray.
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 
 
 def of_adaptation(model: MetaNeighborhoodModel, data: ImageData, test: Split) -> object:
@@ -25,12 +26,15 @@ def of_adaptation(model: MetaNeighborhoodModel, data: ImageData, test: Split) ->
     )
 
 
-def attention_of(model: keras.Model, x: Any) -> np.ndarray:
+def in_batches(function: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
+    parts = [function(x[first : first + 256]) for first in range(0, len(x), 256)]
+    return np.concatenate([keras.ops.convert_to_numpy(part) for part in parts])
+
+
+def attention_of(model: MetaNeighborhoodModel, x: np.ndarray) -> np.ndarray:
     """The attention of all examples, of shape `(n, num_neighbors)`."""
-    return predict(
-        lambda batch: model.dictionary.attention(model.features(batch, training=False)),
-        model,
-        x,
+    return in_batches(
+        lambda batch: model.dictionary.attention(model.features(batch, training=False)), x
     )
 
 
@@ -39,9 +43,38 @@ def most_changed(model: MetaNeighborhoodModel, test: Split) -> int:
 
     If it puts none right, that with the largest change.
     """
-    before = predict(lambda batch: model(batch, adapt=False), model, test.images)
     after = model.predict(test.images, verbose=0)
+    before = model.unadapted.predict(test.images, verbose=0)
     true = np.arange(len(test.labels)), test.labels
     wrong = before.argmax(axis=1) != test.labels
     right = after.argmax(axis=1) == test.labels
     return int(np.argmax((after - before)[true] + 1e3 * (wrong & right)))
+
+
+def new_figure(width: float, height: float) -> Any:
+    return plt.figure(figsize=(width, height), layout="constrained", dpi=150)
+
+
+def draw_image(axis: Any, image: np.ndarray) -> None:
+    shown = np.clip(image[..., 0] if image.shape[-1] == 1 else image, 0, 1)
+    axis.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+
+
+def grid_of_images(
+    images: np.ndarray, found: np.ndarray, captions: np.ndarray, first_width: float = 1.0
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Rows of the images with the numbers `found`, an empty panel before each row.
+
+    Returns the figure, the empty panels, and the panels of the images.
+    """
+    rows, columns = found.shape
+    figure = new_figure(0.95 * (columns + first_width) + 0.5, 1.15 * rows + 0.7)
+    widths = [first_width] + [1.0] * columns
+    panels = figure.subplots(rows, columns + 1, squeeze=False, width_ratios=widths)
+    for axis, index, caption in zip(
+        panels[:, 1:].flat, found.flat, captions.flat, strict=True
+    ):
+        draw_image(axis, images[index])
+        axis.set_xlabel(caption, fontsize=8, labelpad=2)
+    return figure, panels[:, 0], panels[:, 1:]

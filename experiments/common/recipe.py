@@ -4,10 +4,9 @@ Batches are NumPy arrays, a function of seed and step alone, so that a resumed r
 sees what an uninterrupted one would have, on either backend.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
+import itertools
 import pathlib
 import statistics
 import time
@@ -33,12 +32,8 @@ STARTED = time.monotonic()
 #: Similarity Learning; "pad_crop": by zeros, as in that of Meta-Neighborhoods; "cutout": a
 #: square of 16x16 pixels is blackened.
 AUGMENTATIONS = (
-    "none",
-    "flip",
-    "crop_flip",
-    "pad_crop",
-    "pad_crop_flip",
-    "pad_crop_flip_cutout",
+    *("none", "flip", "crop_flip"),
+    *("pad_crop", "pad_crop_flip", "pad_crop_flip_cutout"),
 )
 
 #: How far images are shifted at most, in pixels.
@@ -87,31 +82,25 @@ class Recipe:
         schedules = keras.optimizers.schedules
         rates: Any = self.learning_rate
         if self.cosine_decay:
-            rates = schedules.CosineDecay(self.learning_rate, self.steps)
+            rates = schedules.CosineDecay(rates, self.steps)
         elif self.rate_drops:
-            rates = schedules.PiecewiseConstantDecay(
-                list(self.rate_drops),
-                [
-                    self.learning_rate / self.drop**n
-                    for n in range(len(self.rate_drops) + 1)
-                ],
-            )
+            values = [rates / self.drop**n for n in range(len(self.rate_drops) + 1)]
+            rates = schedules.PiecewiseConstantDecay(list(self.rate_drops), values)
         return WarmedUp(rates, self.warmup_steps) if self.warmup_steps else rates
 
     def make_optimizer(self, spared: Sequence[Any] = ()) -> keras.optimizers.Optimizer:
         """The optimizer; AdamW does not decay the `spared` variables."""
-        rates, clip = self.rates(), {"clipvalue": self.clip}
+        own: dict[str, Any] = {"learning_rate": self.rates(), "clipvalue": self.clip}
+        if self.optimizer in ("momentum", "nesterov"):
+            nesterov = self.optimizer == "nesterov"
+            return keras.optimizers.SGD(**own, momentum=0.9, nesterov=nesterov)
+        own["epsilon"] = self.epsilon
         if self.optimizer == "adam":
-            return keras.optimizers.Adam(rates, epsilon=self.epsilon, **clip)
+            return keras.optimizers.Adam(**own)
         adamw = {"adamw": keras.optimizers.AdamW, "dictionary_sgd": DictionarySGD}
-        if self.optimizer in adamw:
-            made = adamw[self.optimizer](
-                rates, weight_decay=self.weight_decay, epsilon=self.epsilon, **clip
-            )
-            made.exclude_from_weight_decay(var_list=list(spared))
-            return made
-        nesterov = self.optimizer == "nesterov"
-        return keras.optimizers.SGD(rates, momentum=0.9, nesterov=nesterov, **clip)
+        made = adamw[self.optimizer](**own, weight_decay=self.weight_decay)
+        made.exclude_from_weight_decay(var_list=list(spared))
+        return made
 
     def penalize(self, variables: Iterable[Any]) -> None:
         for variable in variables:
@@ -169,7 +158,7 @@ class WarmedUp(keras.optimizers.schedules.LearningRateSchedule):
         return {"rates": self.rates, "warmup_steps": self.warmup_steps}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> WarmedUp:
+    def from_config(cls, config: dict[str, Any]) -> Self:
         rates = keras.saving.deserialize_keras_object(config["rates"])
         return cls(rates, config["warmup_steps"])
 
@@ -188,12 +177,8 @@ def compile_classifier(
     loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if recipe.label_smoothing:
         loss = SmoothedCrossentropy(recipe.label_smoothing)
-    model.compile(
-        optimizer=recipe.make_optimizer(spared),
-        loss=loss,
-        metrics=metrics,
-        jit_compile=jit_compile,
-    )
+    optimizer = recipe.make_optimizer(spared)
+    model.compile(optimizer, loss, metrics=metrics, jit_compile=jit_compile)
     # Now, so that a restored state finds its place.
     model.optimizer.build(model.trainable_variables)
     return model
@@ -249,11 +234,9 @@ class Batches(keras.utils.PyDataset):
         total = len(self.split.images)
         wanted = step * self.recipe.batch_size + np.arange(self.recipe.batch_size)
         chosen = [_order(self.seed, at // total, total)[at % total] for at in wanted]
-        images = augmented(
-            self.split.images[chosen],
-            self.recipe.augmentation,
-            np.random.default_rng([self.seed, 1, step]),
-        )
+        generator = np.random.default_rng([self.seed, 1, step])
+        images = self.split.images[chosen]
+        images = augmented(images, self.recipe.augmentation, generator)
         white = np.float32(255 if images.dtype == np.uint8 else 1)
         return images.astype("float32") / white, self.split.labels[chosen]
 
@@ -283,12 +266,11 @@ def fit(
 ) -> dict:
     """Trains for the recipe's steps; goes on where an interrupted call stopped.
 
-    `batches`, of a class of this module or `stream`, are a chunk long, whose number they
-    take in `epoch`. After each chunk state is kept in `folder`, until the caller deletes
-    it; a training that is finished there is not trained again. Returns the final loss, the
-    seconds of all calls, and the images per second (the median over chunks, so that
-    compilation does not count); with images of `validation`, the accuracy after each chunk
-    too. Raises `nsl_keras.NonFiniteLossError` if the loss diverges.
+    `batches` are a chunk long. After each chunk state is kept in `folder`, until the caller
+    deletes it; a training that is finished there is not trained again. Returns the final
+    loss, the seconds of all calls, and the images per second (the median over chunks, so
+    that compilation does not count); with images of `validation`, the accuracy after each
+    chunk too. Raises `nsl_keras.NonFiniteLossError` if the loss diverges.
     """
     epochs = recipe.steps // len(batches)
     backup = nsl_keras.callbacks.TrainingBackup(
@@ -310,17 +292,15 @@ def fit(
         "images_per_second": round(images / statistics.median(seconds), 1),
     }
     if validation is not None:
-        found["validation_curve"] = [
-            [len(batches) * number, round(accuracy, 4)]
-            for number, accuracy in enumerate(history["val_accuracy"], start=1)
-        ]
+        numbered = enumerate(history["val_accuracy"], start=1)
+        curve = [[len(batches) * number, round(share, 4)] for number, share in numbered]
+        found["validation_curve"] = curve
     return found
 
 
 class OutOfTime(SystemExit):
-    """Ends a process before its runs are finished; the same command goes on."""
+    """Ends a process before its runs are finished, with the system's code for that."""
 
-    #: What the process returns: the system's code for "try again".
     CODE = 75
 
     def __init__(self, message: str) -> None:
@@ -338,24 +318,18 @@ class StopInTime(keras.callbacks.Callback):
 
     def __init__(self, batches: keras.utils.PyDataset) -> None:
         super().__init__()
-        self.batches = batches
-        self.first: int | None = None
+        self.batches, self.expected = batches, 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self.batches.epoch = epoch
         self.start = time.perf_counter()
         minutes = FLAGS.stop_after_minutes if FLAGS.is_parsed() else None
-        if minutes is None:
-            return
-        if self.first is None:
-            self.first = epoch
-        seconds = self.model.history.history.get("seconds", [])
-        expected = 0.0 if epoch == self.first else seconds[-1]
-        if time.monotonic() + expected > STARTED + 60 * minutes:
+        end = time.monotonic() + self.expected
+        if minutes is not None and end > STARTED + 60 * minutes:
             raise OutOfTime(f"Stopped after {epoch * len(self.batches):,} steps.")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        logs["seconds"] = time.perf_counter() - self.start
+        self.expected = logs["seconds"] = time.perf_counter() - self.start
 
 
 def first_record(
@@ -375,8 +349,8 @@ def peak_memory() -> dict[str, int]:
         return {}
     import jax
 
-    found = jax.devices()[0].memory_stats() or {}
-    return {key: found[key] for key in ("peak_bytes_in_use",) if key in found}
+    key, found = "peak_bytes_in_use", jax.devices()[0].memory_stats() or {}
+    return {key: found[key]} if key in found else {}
 
 
 def evaluated_parts(found: data.ImageData, trial: bool = False) -> dict[str, dict]:
@@ -399,9 +373,8 @@ def evaluate(model: keras.Model, evaluated: Mapping[str, dict]) -> dict[str, flo
         models["unadapted_"] = model.unadapted
         model.unadapted.compile(loss=model.loss, metrics=["accuracy"])
     record = {}
-    for part, images in evaluated.items():
-        for prefix, each in models.items():
-            found = each.evaluate(**images, verbose=0, return_dict=True)
-            del found["loss"]
-            record |= {f"{part}_{prefix}{key}": float(found[key]) for key in found}
+    for (part, images), prefix in itertools.product(evaluated.items(), models):
+        found = models[prefix].evaluate(**images, verbose=0, return_dict=True)
+        del found["loss"]
+        record |= {f"{part}_{prefix}{key}": float(found[key]) for key in found}
     return record

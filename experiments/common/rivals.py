@@ -4,8 +4,6 @@ Each is a `keras.layers.Conv2D` with channels last, and acts on the layer's inpu
 layer before has activated. The ratio and the number of kernels are ours.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -7,13 +7,12 @@ setting (method and seed), the commit of the package, and the setting. A kill ma
 the last line: it does not count, and its run is made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
 import importlib
 import io
+import itertools
 import json
 import pathlib
 import platform
@@ -21,13 +20,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 
 import nsl_keras
-from nsl_keras.training import files
 
 #: What identifies a run among those of its setting, as `("maml", 0)`.
 Key = tuple[str | int, ...]
@@ -66,25 +64,26 @@ def about(module: str) -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of this checkout, `None` where there is none."""
     call = ["git", "rev-parse", "--short=7", "HEAD"]
-    here = pathlib.Path(__file__).parent
+    options = {"cwd": pathlib.Path(__file__).parent, "stderr": subprocess.DEVNULL}
     try:
-        return subprocess.check_output(
-            call, cwd=here, stderr=subprocess.DEVNULL, text=True
-        ).strip()
+        return subprocess.check_output(call, text=True, **options).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A path to write to, which takes the file's place once it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        scratch = pathlib.Path(folder) / path.name
+        yield scratch
+        scratch.replace(path)
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
-    with files.replacing(path) as scratch:
+    with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
-
-
-def remove(path: pathlib.Path) -> None:
-    """Removes a file or a folder, if it exists, all at once."""
-    if path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            path.rename(f"{folder}/{path.name}")
 
 
 def _line(content: Any) -> str:
@@ -175,21 +174,16 @@ def clear(path: pathlib.Path, name: str) -> None:
     write_text(path, "".join(map(_line, left)))
 
 
-def every(titles: Mapping[str, str], seeds: Iterable[int | str]) -> dict[Key, str]:
-    return {
-        (name, seed): f"{title}, seed {seed}"
-        for seed in map(int, seeds)
-        for name, title in titles.items()
-    }
+def every(names: Iterable[str], seeds: Iterable[int | str]) -> list[Key]:
+    return [(name, int(seed)) for seed, name in itertools.product(seeds, names)]
 
 
-def run_all(
-    records: RunRecords, titles: Mapping[Key, str], run: Callable[..., dict]
-) -> None:
+def run_all(records: RunRecords, keys: Iterable[Key], run: Callable[..., dict]) -> None:
     """Makes every run that has no record yet; `run` gets the parts of its key."""
     # What keeps records from being written shows before the runs.
     records.path.parent.mkdir(parents=True, exist_ok=True)
-    for key, title in titles.items():
+    for key in keys:
+        title = ", ".join(map(str, key))
         if records.holds(key):
             # A kill may have come between the record and this.
             remove_state(records.state(key))
@@ -206,8 +200,10 @@ def states_folder(state_dir: str, setting: Any) -> pathlib.Path:
 
 
 def remove_state(folder: pathlib.Path) -> None:
-    """Deletes the state of a run, and the `states_folder` that it leaves empty."""
-    remove(folder)
+    """Deletes the state of a run at once, and the `states_folder` that it leaves empty."""
+    if folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            folder.rename(f"{scratch}/{folder.name}")
     with contextlib.suppress(OSError):  # It holds others, or is gone.
         folder.parent.rmdir()
 
@@ -224,7 +220,7 @@ def write_figures(folder: pathlib.Path, figures: Mapping[str, Any]) -> None:
     for name, figure in figures.items():
         drawn = io.BytesIO()
         figure.savefig(drawn, dpi=90)
-        with files.replacing(folder / f"{name}.png") as scratch:
+        with replacing(folder / f"{name}.png") as scratch:
             Image.open(drawn).convert("RGB").quantize(256).save(scratch, optimize=True)
         plt.close(figure)
         print(f"Wrote {folder / name}.png")

@@ -6,8 +6,6 @@ of the wanted size before are augmented as the recipe says. What is evaluated ar
 validation images, as in the papers. Needs TensorFlow, on either Keras backend.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -39,11 +37,8 @@ class ImageStream:
     def counts(self) -> dict[str, int]:
         """Numbers of images for training and evaluation; none are held out."""
         splits = self.builder.info.splits
-        return {
-            "train_examples": splits["train"].num_examples,
-            "validation_examples": 0,
-            "test_examples": splits["validation"].num_examples,
-        }
+        train, test = (splits[part].num_examples for part in ("train", "validation"))
+        return {"train_examples": train, "validation_examples": 0, "test_examples": test}
 
     #: Prepared sets are known by their names.
     fingerprint = None

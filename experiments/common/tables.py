@@ -1,7 +1,5 @@
 """Parts of Markdown tables: means over seeds, differences paired by seed."""
 
-from __future__ import annotations
-
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -218,7 +216,7 @@ def training(setting: dict) -> str:
 
 def compared(
     found: list[dict],
-    titles: Mapping[str, str],
+    methods: Mapping[str, Any],
     baseline: str,
     columns: Sequence[str],
     percents: Callable[[str], dict[int, float]],
@@ -238,8 +236,8 @@ def compared(
     columns = ["method", *([published[0]] if published else []), *columns]
     columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters", *costs]
     rows = []
-    for name, title in titles.items():
-        cells = [title]
+    for name, method in methods.items():
+        cells = [method.title]
         if published:
             cells.append(figure(published[1].get(name)))
         chosen = of_method(found, name)

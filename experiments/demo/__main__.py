@@ -12,8 +12,6 @@ saved_models/<name>/<version>/. The test images are looked at once, after traini
 interrupted demo goes on where it stopped; a finished one begins anew.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import subprocess
@@ -91,9 +89,7 @@ def export_and_serve(
     path: pathlib.Path,
 ) -> dict:
     """Writes a SavedModel with its card, and compares with a process serving it."""
-    if not path.exists():  # An interrupted demo may have written it.
-        few = found.test.images[:8]
-        nsl_keras.export.save_model(model, path, examples=few)
+    nsl_keras.export.save_model(model, path, examples=found.test.images[:8])
     runs.write_text(path / "README.md", model_card(FLAGS.dataset, record, setting, found))
     images = found.test.images[:256]
     expected = model.predict(images, batch_size=64, verbose=0)
@@ -101,8 +97,7 @@ def export_and_serve(
     with tempfile.TemporaryDirectory() as scratch:
         requests, answers = (pathlib.Path(scratch) / f"{name}.npy" for name in "ab")
         np.save(requests, images)
-        called = [sys.executable, server, path, requests, answers]
-        subprocess.run(list(map(str, called)), check=True)
+        subprocess.run([sys.executable, server, path, requests, answers], check=True)
         served = np.load(answers)
     difference = float(np.max(np.abs(served - expected)))
     agreeing = int(np.sum(served.argmax(axis=1) == expected.argmax(axis=1)))
@@ -132,30 +127,24 @@ def main(_arguments: list[str]) -> None:
     states = runs.states_folder(FLAGS.state_dir, ["demo", *asked, whole_setting])
     served = next(name for name in ("neighborhoods", *TITLES) if name in names)
     served_folder = results.parent / "saved_models" / f"{FLAGS.dataset}_demo"
-    path = results / "demo.jsonl"
+    path = results / table.PLACE
     for written in (results / "figures", served_folder):
         written.mkdir(parents=True, exist_ok=True)
-    models: dict[str, keras.Model] = {}
+    if not states.exists():  # Else an interrupted demo goes on.
+        runs.clear(path, FLAGS.dataset)
+    records = runs.RunRecords(path, FLAGS.dataset, whole_setting)
 
-    def run(name: str, seed: int) -> dict:
-        model, record = train(name, setting, found, seed, states / f"{name}_{seed}")
-        if seed == 0:
-            models[name] = model
-        return record
+    def trained(name: str, seed: int) -> tuple[keras.Model, dict]:
+        return train(name, setting, found, seed, states / f"{name}_{seed}")
 
-    unfinished = runs.RunRecords(states / "records.jsonl", setting=whole_setting)
-    titles = {name: TITLES[name] for name in names}
-    runs.run_all(unfinished, runs.every(titles, range(FLAGS.seeds)), run)
-    for name in names:
-        if name not in models:  # An interrupted demo trained it.
-            models[name], _ = train(name, setting, found, 0, states / f"{name}_0")
+    keys = runs.every(names, range(FLAGS.seeds))
+    runs.run_all(records, keys, lambda *key: trained(*key)[1])
+    # Their states are still there.
+    models = {name: trained(name, 0)[0] for name in names}
     runs.write_figures(results / "figures", draw(models, found))
-    first = {run["method"]: run for run in unfinished.runs if run["seed"] == 0}
-    version = states / "version"
-    if not version.exists():
-        taken = [int(each.name) for each in served_folder.glob("[0-9]*")]
-        runs.write_text(version, str(max(taken, default=0) + 1))
-    folder = served_folder / version.read_text()
+    first = {run["method"]: run for run in records.runs if run["seed"] == 0}
+    taken = [int(each.name) for each in served_folder.glob("[0-9]*")]
+    folder = served_folder / str(max(taken, default=0) + 1)
     answers = export_and_serve(models[served], first[served], setting, found, folder)
     # Last: timing goes on training the models. Times are ratios to the first.
     batch = found.train.take(setting.batch_size)
@@ -164,14 +153,11 @@ def main(_arguments: list[str]) -> None:
         for name in names
     }
     ratios = timing.ratios_to_first(steps, warm_up=3, calls_per_round=3)
-    more = {name: {"step_time_ratio": ratios[name]._asdict()} for name in names}
-    more[served]["served"] = answers
-    runs.clear(path, FLAGS.dataset)
-    records = runs.RunRecords(path, FLAGS.dataset, whole_setting)
-    for record in unfinished.runs:
-        added = more.get(record["method"], {}) if record["seed"] == 0 else {}
-        records.add(record["key"], {**record, **added})
-    runs.remove(states)
+    for name in names:
+        more = {"step_time_ratio": ratios[name]}
+        more |= {"served": answers} if name == served else {}
+        records.add((name, 0), first[name] | more)
+    runs.remove_state(states)
     print(f"\n{FLAGS.dataset}: {len(found.test.images)} test images\n")
     print(f"{table.table(records.runs)}\n\nWrote {records.path}")
     print(f"Pictures: {results / 'figures'}. Next: examples/README.md has short scripts.")

@@ -1,7 +1,5 @@
 """The networks of the demo, and how they are trained on each data set."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

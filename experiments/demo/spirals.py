@@ -9,14 +9,14 @@ keys in the plane, values fixed, minus the squared Euclidean distance as similar
 Writes results/spirals.jsonl and results/figures/spirals.png below --output_dir.
 """
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 
 import keras
 import numpy as np
 from absl import flags
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 
 import nsl_keras
 from experiments.common import command, runs, tables
@@ -50,18 +50,12 @@ def compile_model(model: keras.Model) -> keras.Model:
 
 
 def neighborhoods() -> keras.Model:
+    options = {"metric": "euclidean", "temperature": 0.1, "fixed_values": True}
+    dictionary = nsl_keras.layers.NeighborDictionary(
+        NUM_NEIGHBORS, dropout=0.0, seed=SEED, **options
+    )
     model = nsl_keras.MetaNeighborhoodModel(
-        None,
-        keras.layers.Dense(2),
-        nsl_keras.layers.NeighborDictionary(
-            NUM_NEIGHBORS,
-            metric="euclidean",
-            temperature=0.1,
-            fixed_values=True,
-            dropout=0.0,
-            seed=SEED,
-        ),
-        inner_learning_rate=1.0,
+        None, keras.layers.Dense(2), dictionary, inner_learning_rate=1.0
     )
     model.build((None, 2))
     # In the plane of the points; the default suits features of unit length.
@@ -71,19 +65,12 @@ def neighborhoods() -> keras.Model:
 
 
 def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarray) -> None:
-    from matplotlib.colors import ListedColormap
-
     line = np.linspace(-LIMIT, LIMIT, 100)
     grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2).astype("float32")
-    axis.imshow(
-        predicted(model, grid).reshape(100, 100),
-        origin="lower",
-        extent=(-LIMIT, LIMIT, -LIMIT, LIMIT),
-        cmap=ListedColormap(COLORS),
-        alpha=0.25,
-        vmin=0,
-        vmax=1,
-    )
+    options = {"origin": "lower", "cmap": ListedColormap(COLORS), "alpha": 0.25}
+    plane = predicted(model, grid).reshape(100, 100)
+    extent = (-LIMIT, LIMIT, -LIMIT, LIMIT)
+    axis.imshow(plane, extent=extent, vmin=0, vmax=1, **options)
     axis.scatter(*points.T, s=2, c=[COLORS[each] for each in predicted(model, points)])
     classes = keras.ops.convert_to_numpy(model.dictionary.values).argmax(axis=1)
     for way, label in zip(np.stack(ways, axis=1), classes, strict=True):
@@ -93,13 +80,9 @@ def draw(axis: Any, model: keras.Model, ways: list[np.ndarray], points: np.ndarr
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Meta-Neighborhoods, Figure 3: spirals"
-    found = runs.read(results / "spirals.jsonl")
-    if not found:
-        return f"{title}\n\nNot run."
-    (content,) = found
+    (content,) = runs.read(results / "spirals.jsonl")
     return (
-        f"{title}\n\n"
+        "## Meta-Neighborhoods, Figure 3: spirals\n\n"
         f"{tables.commands([content])}: {100 * content['test_accuracy']:.1f} % of "
         f"{content['test_examples']:,} test points with {content['num_neighbors']} "
         f"neighbors, {100 * content['linear_test_accuracy']:.1f} % for a linear head by "
@@ -109,8 +92,6 @@ def section(results: pathlib.Path) -> str:
 
 
 def main(_arguments: list[str]) -> None:
-    from matplotlib.figure import Figure
-
     keras.utils.set_random_seed(SEED)
     rng = np.random.default_rng(SEED)
     train, (points, labels) = (spirals(FLAGS.examples, rng) for _ in range(2))
@@ -130,17 +111,11 @@ def main(_arguments: list[str]) -> None:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     # Most of what there is to see happens early.
     stages = (0, FLAGS.epochs // 3, FLAGS.epochs)
-    for before, epoch, axis in zip(
-        (0, *stages), stages, figure.subplots(1, 3), strict=False
-    ):
-        model.fit(
-            *train,
-            batch_size=100,
-            initial_epoch=before,
-            epochs=epoch,
-            verbose=0,
-            callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=note)],
-        )
+    options = {"batch_size": 100, "verbose": 0}
+    options["callbacks"] = [keras.callbacks.LambdaCallback(on_epoch_end=note)]
+    panels = figure.subplots(1, 3)
+    for before, epoch, axis in zip((0, *stages), stages, panels, strict=False):
+        model.fit(*train, initial_epoch=before, epochs=epoch, **options)
         draw(axis, model, ways, points)
         axis.set_title(f"epoch {epoch}: {100 * accuracy(model):.1f} %", fontsize=9)
     content = {

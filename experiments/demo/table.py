@@ -1,11 +1,10 @@
 """The tables of the demo, and its sections of results/README.md."""
 
-from __future__ import annotations
-
 import pathlib
 
 from experiments.common import runs, tables
 
+PLACE = "demo.jsonl"
 TITLES = {
     "plain": "CNN",
     "static": "CNN, static neural similarity",
@@ -48,7 +47,7 @@ def table(found: list[dict]) -> str:
 
 def section(results: pathlib.Path, dataset: str) -> str:
     title = f"## Demo: {dataset}"
-    records = runs.RunRecords(results / "demo.jsonl", dataset)
+    records = runs.RunRecords(results / PLACE, dataset)
     found, setting = records.runs, records.setting
     if not found:
         return f"{title}\n\nNot run."

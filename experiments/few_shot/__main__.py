@@ -15,8 +15,6 @@ and 0.1. A meta-learned static network starts from the pretrained one, and then 
 images again. ProtoNet is trained with --proto_ways classes an episode, as its authors do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from absl import flags
@@ -75,8 +73,7 @@ def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     records = run_methods(training, names, FLAGS.seeds, results)
     training.forget(names)
-    print(f"\n{table.section(records)}\n")
-    print(f"Wrote {records.path}")
+    print(f"\n{table.section(records)}\n\nWrote {records.path}")
 
 
 if __name__ == "__main__":

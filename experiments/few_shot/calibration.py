@@ -8,8 +8,6 @@ learned its training classes; noisy photographs of `experiments.pretrained` on
 EfficientNet-Lite0.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -53,23 +51,15 @@ def digits() -> Features:
         np.concatenate([getattr(part, name) for part in (found.train, found.test)])
         for name in ("images", "labels")
     )
-    layers = keras.layers
-    network = keras.Sequential(
-        [
-            keras.Input(images.shape[1:]),
-            layers.Conv2D(32, 3, activation="relu"),
-            layers.Flatten(),
-            layers.Dense(7),
-        ]
-    )
-    known = labels < 7
+    layers = keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.Flatten()
+    inputs, head = keras.Input(images.shape[1:]), keras.layers.Dense(7)
+    network, known = keras.Sequential([inputs, *layers, head]), labels < 7
     _trained(network, (images[known], labels[known]), 20)
     return _features(network, images[~known]), labels[~known]
 
 
 def cifar_fs() -> Features:
-    with np.load(FLAGS.data_file) as parts:
-        held = {name: parts[name] for name in parts}
+    held = dict(np.load(FLAGS.data_file))
     labels = np.unique(held["train_labels"], return_inverse=True)[1]
     backbone = nsl_keras.backbones.convnet4((32, 32, 3), filters=(32, 32, 64, 64))
     outputs = keras.layers.Dense(int(labels.max()) + 1)(backbone.outputs[0])
@@ -100,27 +90,23 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
     certainty = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == labels
     bins = np.minimum((certainty * BINS).astype(int), BINS - 1)
-    gaps = [
-        abs(np.sum(certainty[bins == each] - right[bins == each])) for each in range(BINS)
-    ]
-    return float(np.sum(gaps) / len(labels))
+    gaps = np.bincount(bins, certainty - right, BINS)
+    return float(np.sum(np.abs(gaps)) / len(labels))
 
 
 def measured(make: Callable[[], Any], sampler: Any, draws: int) -> dict[str, float]:
     logits, labels, temperatures = [], [], []
     for number in range(draws):
-        support, given, queries, wanted = (
-            each[0] for each in sampler.episodes(1, start=number)
-        )
+        episode = sampler.episodes(1, start=number)
+        support, given, queries, wanted = (each[0] for each in episode)
         model = make().adapt(support, given)
         logits.append(model.predict(queries, verbose=0))
         temperatures.append(np.full((len(wanted), 1), model.temperature))
         labels.append(wanted)
     calibrated, labels = np.concatenate(logits), np.concatenate(labels)
     plain = calibrated * np.concatenate(temperatures)
-    before, after = (
-        keras.ops.convert_to_numpy(keras.ops.softmax(each)) for each in (plain, calibrated)
-    )
+    pair = map(keras.ops.softmax, (plain, calibrated))
+    before, after = map(keras.ops.convert_to_numpy, pair)
     return {
         "accuracy": float(np.mean(after.argmax(axis=1) == labels)),
         "error_before": calibration_error(before, labels),
@@ -141,31 +127,25 @@ def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -
         about = runs.about("few_shot.calibration")
         return own | about | measured(made[method], sampler, FLAGS.draws)
 
-    titles: dict[runs.Key, str] = {
-        (name, method, shots): f"{name}, {method}, {shots} per class"
-        for shots in map(int, FLAGS.shots)
-        for method in made
-    }
-    runs.run_all(records, titles, run)
+    keys = [(name, method, int(shots)) for shots in FLAGS.shots for method in made]
+    runs.run_all(records, keys, run)
 
 
 def table(found: list[dict]) -> str:
     rows = []
     for run in found:
-        cells = (f"{run[name]:.2f}" for name in ("error_before", "error"))
         kind = f"{SETS[run['data']]}, {run['shots']} per class"
-        rows.append([kind, run["method"], f"{100 * run['accuracy']:.1f}", *cells])
+        cells = [f"{100 * run['accuracy']:.1f}", f"{run['error_before']:.2f}"]
+        rows.append([kind, run["method"], *cells, f"{run['error']:.2f}"])
     columns = ["new classes", "learner", "accuracy, %", "error before", "error"]
     return tables.markdown(columns, rows)
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Calibration of adapted classifiers"
     found = runs.RunRecords(results / PLACE).runs
-    if not found:
-        return f"{title}\n\nNot run."
     return (
-        f"{title}\n\n{tables.commands(found)}: expected calibration error (ten bins) of "
+        f"## Calibration of adapted classifiers\n\n{tables.commands(found)}: "
+        "expected calibration error (ten bins) of "
         "what `adapt` returns, before and after its temperature, over "
         f"{found[0]['setting']['draws']} draws of classes and examples.\n\n{table(found)}"
     )

@@ -1,7 +1,5 @@
 """Finetuning by batches, from a classifier that each episode draws for itself."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from typing import Any
@@ -10,9 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras.backend import Tensor
 from nsl_keras.few_shot import Finetuner
-from nsl_keras.few_shot.functional import classifier_of
 
 #: Kernel and bias uniform in ±1 / sqrt(features), as PyTorch's `nn.Linear`.
 TORCH_LINEAR = "torch_linear"
@@ -21,24 +17,13 @@ TORCH_LINEAR = "torch_linear"
 class BatchFinetuner(Finetuner):
     """The recipe of CloserLookFewShot's code: 100 epochs in batches of 4.
 
-    Draws depend on `seed` and the episode's support examples alone, not on its place in a
-    batch.
+    A Closer Look at Few-shot Classification (Chen et al., ICLR 2019), Section 3.2, and
+    `methods/baselinefinetune.py` of https://github.com/wyharveychen/CloserLookFewShot; the
+    same rule and number of epochs in Appendix A of Neural Similarity Learning.
 
-    Args:
-        Same as `nsl_keras.few_shot.Finetuner`, plus:
-        epochs: int, the number of passes over the support set.
-        batch_size: int, the number of support examples in a step. Each pass draws a new
-            order; its last batch is smaller if the size does not divide the set. `None`:
-            the whole set in each step.
-        start: `"torch_linear"`; or a Keras initializer of the kernel by its name, with
-            biases at zero.
-        seed: int of at least 0.
-
-    Reference:
-        A Closer Look at Few-shot Classification (Chen et al., ICLR 2019), Section 3.2, and
-        `methods/baselinefinetune.py` of its authors' code,
-        https://github.com/wyharveychen/CloserLookFewShot. Neural Similarity Learning (Liu
-        et al., NeurIPS 2019), Appendix A, has the same rule and number of epochs.
+    Each pass draws a new order; a `batch_size` of `None` takes the whole set in each step.
+    `start` is `"torch_linear"`, or a Keras initializer of the kernel, with biases at zero.
+    Draws depend on `seed` and the episode's support examples, not on its place in a batch.
     """
 
     def __init__(
@@ -55,7 +40,7 @@ class BatchFinetuner(Finetuner):
         super().__init__(model, ways, variables, **options)
         self.epochs, self.batch_size = epochs, batch_size
         self.start, self.seed = start, seed
-        classifier = classifier_of(self._copy)
+        classifier = self._copy.layers[-1]
         self._drawn = [classifier.kernel, classifier.bias]
 
     def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:
@@ -81,10 +66,8 @@ class BatchFinetuner(Finetuner):
                 generator.uniform(-limit, limit, each.shape).astype(each.dtype)
                 for each in self._drawn
             ]
-        config = keras.initializers.get(self.start).get_config()
-        if "seed" in config:
-            config["seed"] = int(generator.integers(2**31))
-        initializer = type(keras.initializers.get(self.start)).from_config(config)
+        initializer = keras.initializers.get(self.start)
+        initializer.seed = int(generator.integers(2**31))
         start = ops.convert_to_numpy(initializer(kernel.shape, kernel.dtype))
         return [start, np.zeros(bias.shape, bias.dtype)]
 
@@ -99,15 +82,13 @@ class BatchFinetuner(Finetuner):
         places[:, :images] = in_order
         return places.reshape(-1, size)
 
-    def _values_after(
-        self, support: Tensor, labels: Tensor, *drawn: Tensor
-    ) -> list[Tensor]:
+    def _values_after(self, support: Any, labels: Any, *drawn: Any) -> list[Any]:
         *starts, batches = drawn
         own = dict(zip(map(id, self._drawn), starts, strict=True))
         pairs = zip(self._after.variables, self._after.values(), strict=True)
         values = [own.get(id(variable), value) for variable, value in pairs]
 
-        def loss(values: list[Tensor], index: Tensor) -> Tensor:
+        def loss(values: list[Any], index: Any) -> Any:
             places = ops.take(batches, index, axis=0)
             images, targets = (
                 ops.take(each, ops.maximum(places, 0), axis=0) for each in (support, labels)

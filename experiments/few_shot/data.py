@@ -1,7 +1,5 @@
 """Images for few-shot learning: classes for training, for validation and for the test."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pathlib
@@ -50,10 +48,8 @@ def load(
     """Loads `"omniglot"`, an .npz file as of `read_file`, or a folder of images.
 
     Of a file whose parts have the same classes, each part keeps some: six, two and two of
-    ten.
-    A folder holds `train`, `validation` (or `val`) and `test`, each with one sub-folder a
-    class, as Mini-ImageNet comes; its images get the usual size of that. Omniglot is read
-    from the folder of tensorflow-datasets' prepared copies.
+    ten. A folder holds `train`, `validation` (or `val`) and `test`, each with one
+    sub-folder a class, as Mini-ImageNet comes.
     """
     if data_file is not None:
         return FewShotData(**vars(_apart(common.read_file(data_file))))
@@ -69,15 +65,16 @@ def load(
 
 
 def _apart(found: ImageData) -> ImageData:
-    parts = {part: getattr(found, part) for part in PARTS}
-    classes = [set(split.labels.tolist()) for split in parts.values()]
-    if not classes[0] == classes[1] == classes[2]:
+    parts = [getattr(found, part) for part in PARTS]
+    first, *others = (set(split.labels.tolist()) for split in parts)
+    if any(each != first for each in others):
         return found
     kept = few_shot.split_classes(found.train.labels, (0.6, 0.2, 0.2))
-    for (part, split), own in zip(parts.items(), kept, strict=True):
-        chosen = few_shot.select_classes(split.images, split.labels, own)
-        parts[part] = Split(*chosen)
-    return dataclasses.replace(found, **parts)
+    chosen = [
+        Split(*few_shot.select_classes(split.images, split.labels, own))
+        for split, own in zip(parts, kept, strict=True)
+    ]
+    return dataclasses.replace(found, **dict(zip(PARTS, chosen, strict=True)))
 
 
 def _from_folder(folder: pathlib.Path) -> FewShotData:
@@ -101,9 +98,8 @@ def rotated_classes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Adds square images turned by 90, 180 and 270 degrees, anticlockwise, as new classes.
 
-    With C classes, the i-th in sorted order becomes `i`, `i + C`, `i + 2 C` and `i + 3 C`.
-    This is the usual augmentation of Omniglot's training classes (Santoro et al., 2016). A
-    turned class is related to its original: split classes first.
+    The usual augmentation of Omniglot's training classes (Santoro et al., 2016). With C
+    classes, the i-th in sorted order becomes `i`, `i + C`, `i + 2 C` and `i + 3 C`.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     turns = range(4)

@@ -1,7 +1,5 @@
 """The rows of the few-shot table: how each is trained and judged, and published figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -14,12 +12,14 @@ import nsl_keras
 from experiments.common import rivals
 from experiments.common.convolutions import convolutions, depthwise, nearest_width, size_of
 from experiments.few_shot.closer_look import BatchFinetuner
-from experiments.few_shot.matching import MatchingNet
-from experiments.few_shot.nearest_neighbor import NearestNeighbor
-from experiments.few_shot.relation import RelationLoss, RelationNet
+from experiments.few_shot.learners import (
+    MatchingNet,
+    NearestNeighbor,
+    RelationLoss,
+    RelationNet,
+)
 from experiments.networks.cnn import cnn9
 from nsl_keras import few_shot
-from nsl_keras.few_shot.functional import classifier_of, select_variables
 
 _BACKBONES = {
     "cnn4": nsl_keras.backbones.cnn4,
@@ -39,13 +39,10 @@ def features(
 ) -> keras.Model:
     """The network below a classifier, from images to vectors.
 
-    `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity that starts at the
-    identity; `"dynamic_blocks"` for an `M` in each block of 2x2 positions, `"dynamic_1x1"`
-    for a 1x1 second layer of the predictors, `"dynamic_depthwise"` for a depthwise first;
-    `"squeeze_excite"` and `"condconv"`; `"same_parameters"` and `"same_cost"` for plain
-    networks of the width that has the dynamic one's trainable parameters, or its
-    multiply-adds. `width` is that of plain networks; `published` predictors are the
-    authors'.
+    `"plain"`; `"static"` and `"dynamic"` for a diagonal similarity, `"dynamic_..."` with
+    predictors of `_PREDICTORS`; a name of `_RIVALS`; `"same_parameters"` and `"same_cost"`
+    for plain networks as wide as the dynamic one's parameters or multiply-adds ask.
+    `width` is that of plain networks; `published` predictors are the authors'.
     """
     if kind in _MEASURES:
         width = plain_width(backbone, kind, tuple(shape), published)
@@ -59,15 +56,9 @@ def features(
     if width is not None:  # The stages of CNN-9 widen.
         widths = (width, 2 * width, 4 * width) if backbone != "cnn4" else width
         filters = {"filters": widths}
-    model = _BACKBONES[backbone](
-        shape,
-        classes=None,
-        **filters,
-        batch_normalization=functools.partial(
-            nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM
-        ),
-        convolution=convolution,
-    )
+    norm = functools.partial(nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM)
+    options = {"batch_normalization": norm, "convolution": convolution, **filters}
+    model = _BACKBONES[backbone](shape, classes=None, **options)
     outputs = model.output
     if len(outputs.shape) > 2:
         outputs = keras.layers.Flatten()(outputs)
@@ -143,7 +134,7 @@ class HeadFirst(few_shot.Finetuner):
     """Takes 20 steps of 0.05 with the classifier, then its own with the rest alone."""
 
     def _values_after(self, support: Any, labels: Any) -> list[Any]:
-        head = set(map(id, classifier_of(self._copy).variables))
+        head = set(map(id, self._copy.layers[-1].variables))
         is_head = [id(each) in head for each in self._after.variables]
         values, first = self._after.values(), few_shot.DampenedMomentum(0.05)
 
@@ -193,7 +184,7 @@ class MetaStatic(few_shot.MAML):
 
     def _values_after(self, support: Any, targets: Any, training: bool) -> list[Any]:
         values = super()._values_after(support, targets, training)
-        last = set(map(id, select_variables(self.model, "classifier")))
+        last = set(map(id, self.model.layers[-1].variables))
         for _ in range(0 if training else 20):
             moved = self._stepped(values, support, targets)
             triples = zip(self.functional.variables, moved, values, strict=True)
@@ -255,11 +246,6 @@ class Method:
     budget: float = 1.0
     #: Rates of inner steps. The trials take them in turn.
     inner_rates: tuple[float, ...] = ()
-    #: 5-shot accuracy on Mini-ImageNet by backbone: Table 6 of the paper.
-    paper: dict[str, str] = dataclasses.field(default_factory=dict)
-    #: The same from Table 1 of the authors' rebuttal. Its columns, which have no heading,
-    #: are read as MAML, ProtoNet and RelationNet.
-    rebuttal: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def batch_normalization(self) -> str:
@@ -316,7 +302,6 @@ METHODS = {
     "closer_look": Method(
         "finetuning of the classifier, CloserLookFewShot's recipe",
         functools.partial(finetuned, kind=BatchFinetuner),
-        paper={"cnn4": "49.79 ± 0.79"},
     ),
     "finetuning_glorot": Method(
         "finetuning of the classifier, full batches from a Glorot initialization",
@@ -324,39 +309,28 @@ METHODS = {
             finetuned, kind=BatchFinetuner, batch_size=None, start="glorot_uniform"
         ),
     ),
-    "nearest_neighbor": Method(
-        "nearest neighbor", _learner(NearestNeighbor), paper={"cnn4": "51.04 ± 0.65"}
-    ),
+    "nearest_neighbor": Method("nearest neighbor", _learner(NearestNeighbor)),
     "nearest_centroid": Method("nearest centroid", nearest_centroid),
     "matching_net": _from_scratch(
         "MatchingNet",
         # Cosines by themselves make a soft attention: the scale is learned.
         _learner(MatchingNet, temperature=0.1, learn_temperature=True),
-        paper={"cnn4": "55.31 ± 0.73"},
     ),
-    "proto_net": _from_scratch(
-        "ProtoNet", _learner(few_shot.ProtoNet), paper={"cnn4": "68.20 ± 0.66"}
-    ),
-    "relation_net": _from_scratch(
-        "RelationNet", relation_net, paper={"cnn4": "65.32 ± 0.70"}
-    ),
+    "proto_net": _from_scratch("ProtoNet", _learner(few_shot.ProtoNet)),
+    "relation_net": _from_scratch("RelationNet", relation_net),
     "maml": _from_scratch(
         "MAML",
         maml,
         inner_rates=_INNER_RATES,
-        paper={"cnn4": "63.15 ± 0.91"},
-        rebuttal={"cnn4": "63.15 ± 0.91", "cnn9": "67.64 ± 0.85"},
     ),
     "static_nsn": Method(
         "static NSN",
         functools.partial(finetuned, variables="similarity+classifier"),
-        paper={"cnn4": "65.74 ± 0.68"},
     ),
     "dynamic_nsn": Method(
         "dynamic NSN",
         finetuned,
         network="dynamic",
-        paper={"cnn4": "71.26 ± 0.65", "cnn9": "77.44 ± 0.63"},
     ),
     "dynamic_centroid": Method(
         "dynamic network, nearest centroid", nearest_centroid, network="dynamic"
@@ -399,8 +373,6 @@ METHODS = {
         "meta-learned static NSN as published",
         meta_static,
         inner_rates=(0.2,),
-        paper={"cnn4": "66.21 ± 0.69"},
-        rebuttal={"cnn4": "69.24 ± 0.69", "cnn9": "78.05 ± 0.57"},
     ),
     "meta_static_normalized": _meta_learned(
         "meta-learned static NSN as published, on features of length 1",
@@ -413,21 +385,36 @@ METHODS = {
     ),
 }
 
-#: By learner, for static and for dynamic networks: with CNN-4 and with CNN-9.
-_REBUTTAL = {
-    "maml": ("66.91 ± 0.66", "73.63 ± 0.35", "67.82 ± 0.71", "78.98 ± 0.60"),
-    "proto_net": ("70.30 ± 0.44", "75.12 ± 0.37", "71.39 ± 0.67", "78.72 ± 0.79"),
-    "relation_net": ("67.87 ± 0.42", "71.79 ± 0.52", "68.90 ± 0.65", "72.23 ± 0.49"),
-}
-for _name, _figures in _REBUTTAL.items():
-    for _kind, _pair in (("static", _figures[:2]), ("dynamic", _figures[2:])):
+_LEARNERS = ("maml", "proto_net", "relation_net")
+for _name in _LEARNERS:
+    for _kind in ("static", "dynamic"):
+        _title = f"{METHODS[_name].title}, {_kind} network"
         METHODS[f"{_name}_{_kind}"] = dataclasses.replace(
-            METHODS[_name],
-            title=f"{METHODS[_name].title}, {_kind} network",
-            network=_kind,
-            paper={},
-            rebuttal=dict(zip(("cnn4", "cnn9"), _pair, strict=True)),
+            METHODS[_name], title=_title, network=_kind
         )
+#: 5-shot accuracies on Mini-ImageNet with CNN-4 and CNN-9: Table 6, and Table 1 of the
+#: authors' rebuttal, whose columns have no heading: read as MAML, ProtoNet, RelationNet.
+TABLE_6 = {
+    "closer_look": ("49.79 ± 0.79", ""),
+    "nearest_neighbor": ("51.04 ± 0.65", ""),
+    "matching_net": ("55.31 ± 0.73", ""),
+    "proto_net": ("68.20 ± 0.66", ""),
+    "relation_net": ("65.32 ± 0.70", ""),
+    "maml": ("63.15 ± 0.91", ""),
+    "static_nsn": ("65.74 ± 0.68", ""),
+    "dynamic_nsn": ("71.26 ± 0.65", "77.44 ± 0.63"),
+    "meta_static_published": ("66.21 ± 0.69", ""),
+}
+REBUTTAL = {
+    "maml": ("63.15 ± 0.91", "67.64 ± 0.85"),
+    "meta_static_published": ("69.24 ± 0.69", "78.05 ± 0.57"),
+    "maml_static": ("66.91 ± 0.66", "73.63 ± 0.35"),
+    "maml_dynamic": ("67.82 ± 0.71", "78.98 ± 0.60"),
+    "proto_net_static": ("70.30 ± 0.44", "75.12 ± 0.37"),
+    "proto_net_dynamic": ("71.39 ± 0.67", "78.72 ± 0.79"),
+    "relation_net_static": ("67.87 ± 0.42", "71.79 ± 0.52"),
+    "relation_net_dynamic": ("68.90 ± 0.65", "72.23 ± 0.49"),
+}
 #: The row that differences are taken to.
 BASELINE = "finetuning"
 #: Rows whose differences are listed below the table.
@@ -442,7 +429,7 @@ PAIRS = (
     ("static_trained", "static_trained_head"),
     *((f"both_{r:g}_{s}", f"head_{r:g}_{s}") for r, s in _STEPS),
     *((f"after_{r:g}_{s}", "head_0.05_20") for r, s in _STEPS),
-    *((f"{name}_{kind}", name) for name in _REBUTTAL for kind in ("static", "dynamic")),
+    *((f"{name}_{kind}", name) for name in _LEARNERS for kind in ("static", "dynamic")),
 )
 
 

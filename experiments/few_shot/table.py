@@ -1,7 +1,5 @@
 """The few-shot table from runs, beside the paper's Table 6 and the rebuttal's Table 1."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -21,13 +19,13 @@ PUBLISHED = {
     "validation_classes": 16,
     "test_classes": 20,
 }
+_SOURCES = methods.TABLE_6, methods.REBUTTAL
 TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 
 def sections(results: pathlib.Path) -> str:
     found = runs.all_of(results / "few_shot.jsonl")
-    rest = [] if any(_is_published(records.setting) for records in found) else [not_run()]
-    return "\n\n".join([TITLE, *map(section, found), *rest])
+    return "\n\n".join([TITLE, *map(section, found)])
 
 
 #: Every row beside the finetuned classifier, learners beside themselves with dynamic
@@ -81,9 +79,15 @@ def section(records: runs.RunRecords, names: Mapping[str, str] = ALL) -> str:
         "differences are paired episode by episode."
     )
     trials = tables.trials_of(records)
-    differences = _pairs(setting, found, trials)
-    made = _table(setting, found, names, trials)
-    return "\n\n".join([title, text, made, *differences])
+    parts = [title, text, _table(setting, found, names, trials)]
+    pairs = [
+        f"{methods.METHODS[first].title} less {methods.METHODS[second].title} {difference}"
+        for first, second in methods.PAIRS
+        if (difference := _difference(first, second, found, setting, trials))
+    ]
+    if pairs:
+        parts.append(f"Paired differences: {'; '.join(pairs)}.")
+    return "\n\n".join(parts)
 
 
 def _backends(found: list[dict]) -> str:
@@ -97,39 +101,10 @@ def _backends(found: list[dict]) -> str:
     return f"With {', '.join(dict.fromkeys(others.values()))}: {titles}. " if others else ""
 
 
-def _pairs(setting: dict, found: list[dict], trials: tables.Trials) -> list[str]:
-    """A line of differences between rows, where both of a pair ran."""
-    pairs = []
-    for first, second in methods.PAIRS:
-        titles = [methods.METHODS[name].title for name in (first, second)]
-        difference = _difference(first, second, found, setting, trials)
-        if difference:
-            pairs.append(f"{titles[0]} less {titles[1]} {difference}")
-    return [f"Paired differences: {'; '.join(pairs)}."] if pairs else []
-
-
-def not_run() -> str:
-    columns = ["method", "Table 6, CNN-4", "CNN-9", "rebuttal, Table 1, CNN-4", "CNN-9"]
-    rows = []
-    for method in methods.METHODS.values():
-        sources = (method.paper, method.rebuttal)
-        cells = [each.get(name, "") for each in sources for name in ("cnn4", "cnn9")]
-        if any(cells):
-            rows.append([method.title, *cells])
-    return (
-        "### Not run\n\nThe published accuracies on Mini-ImageNet, 5-way 5-shot, in %.\n\n"
-        + tables.markdown(columns, rows)
-    )
-
-
-def _is_published(setting: dict) -> bool:
-    return all(setting[name] == value for name, value in PUBLISHED.items())
-
-
 def _table(
     setting: dict, found: list[dict], names: Mapping[str, str], trials: tables.Trials
 ) -> str:
-    published = _is_published(setting)
+    published = all(setting[name] == value for name, value in PUBLISHED.items())
     columns = ["method", *(["Table 6", "rebuttal, Table 1"] if published else [])]
     difference = "difference to finetuning" if names is ALL else "difference"
     columns += ["accuracy, %", difference, "seeds", "batch norm", "rate"]
@@ -139,22 +114,22 @@ def _table(
         method = methods.METHODS[name]
         cells = [method.title]
         if published:
-            sources = (method.paper, method.rebuttal)
-            cells += [source.get(setting["backbone"], "") for source in sources]
+            place = ("cnn4", "cnn9").index(setting["backbone"])
+            cells += [source.get(name, ("", ""))[place] for source in _SOURCES]
         chosen = tables.of_method(found, name)
         if not chosen:
-            if method.paper or method.rebuttal:
+            if any(name in source for source in _SOURCES):
                 rows.append([*cells, tables.NOT_RUN])
             continue
-        finished = [run for run in chosen if "diverged" not in run]
-        if len(finished) < len(chosen):
-            outcome = f"diverged in {len(chosen) - len(finished)} of {len(chosen)} runs"
-            rows.append([*cells, outcome])
+        if diverged := sum("diverged" in run for run in chosen):
+            rows.append([*cells, f"diverged in {diverged} of {len(chosen)} runs"])
             continue
-        evaluation = _evaluation(chosen, setting)
+        shown = _difference(name, other, found, setting, trials)
+        if shown and names is not ALL:
+            shown += f" to {methods.METHODS[other].title}"
         cells += [
-            f"{100 * evaluation.mean:.2f} ± {100 * evaluation.half_width:.2f}",
-            _beside(name, other, found, setting, trials, named=names is not ALL),
+            _percent(_evaluation(chosen, setting)),
+            shown,
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",
             ", ".join(dict.fromkeys(map(_rate, chosen))),
@@ -165,9 +140,8 @@ def _table(
     return tables.run_and_not_run(columns, rows)
 
 
-def _beside(name: str, other: str, *run: Any, named: bool) -> str:
-    shown = _difference(name, other, *run)
-    return f"{shown} to {methods.METHODS[other].title}" if shown and named else shown
+def _percent(found: Any, sign: str = "") -> str:
+    return f"{100 * found.mean:{sign}.2f} ± {100 * found.half_width:.2f}"
 
 
 def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
@@ -202,5 +176,4 @@ def _difference(
     shared = [[run for run in each if run["seed"] in both] for each in pair]
     if tables.incomparable(*shared, trials, chance=1 / setting["ways"]):
         return tables.NOT_COMPARABLE
-    paired = few_shot.compare(*(_evaluation(each, setting) for each in shared))
-    return f"{100 * paired.mean:+.2f} ± {100 * paired.half_width:.2f}"
+    return _percent(few_shot.compare(*(_evaluation(e, setting) for e in shared)), "+")

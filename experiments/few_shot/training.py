@@ -1,11 +1,10 @@
 """Trains the few-shot learners of a setting, and judges them on the same episodes."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -87,19 +86,11 @@ class Training:
         """Images for a method: MAML's are of the training classes, also as published."""
         return self.data.train if methods.METHODS[method].inner_rates else self.train
 
-    def sampler(
-        self, split: Split, seed: int, ways: int | None = None
-    ) -> few_shot.EpisodeSampler:
+    def sampler(self, split: Split, seed: int, ways: int | None = None) -> Any:
         """Episodes of a part's classes, of the test's ways unless others are given."""
-        setting = self.setting
-        sizes = ways or setting.ways, setting.shots, setting.queries
-        return few_shot.EpisodeSampler(
-            split.images, split.labels, *sizes, seed, scale=1 / 255
-        )
-
-    def state(self, name: str, rate: float, images: int, seed: int) -> pathlib.Path:
-        """Where the state of a method's training is, or of a kind of pretraining."""
-        return self.states / f"{name}_{rate}_{images}_{seed}"
+        sizes = ways or self.setting.ways, self.setting.shots, self.setting.queries
+        examples = split.images, split.labels
+        return few_shot.EpisodeSampler(*examples, *sizes, seed, scale=1 / 255)
 
     def forget(self, names: Sequence[str]) -> None:
         """Deletes the states of finished methods, trials and pretraining included."""
@@ -175,17 +166,11 @@ class Training:
         batches = recipe.Batches(Split(split.images, labels), trained, seed, chunk)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         # Once it is finished, its state gives the next method the network.
-        folder = self.state(f"{kind}-{len(classes)}", rate, images, seed)
+        folder = self.states / f"{kind}-{len(classes)}_{rate}_{images}_{seed}"
         return network, _fit(model, batches, trained, loss, folder)
 
     def _fit_episodes(
-        self,
-        method: str,
-        learner: keras.Model,
-        ways: int,
-        rate: float,
-        images: int,
-        seed: int,
+        self, method: str, learner: Any, ways: int, rate: float, images: int, seed: int
     ) -> dict:
         setting = self.setting
         support, queries = ways * setting.shots, ways * setting.queries
@@ -197,24 +182,19 @@ class Training:
         batches = self.sampler(self.trained_on(method), seed, ways).batches(
             episodes, recipe.chunk_steps(trained.steps, FLAGS.save_every)
         )
-        folder = self.state(method, rate, images, seed)
+        folder = self.states / f"{method}_{rate}_{images}_{seed}"
         return _fit(learner, batches, trained, methods.loss(method), folder)
 
 
 def _fit(
-    model: keras.Model,
-    batches: keras.utils.PyDataset,
-    trained: recipe.Recipe,
-    loss: keras.losses.Loss,
-    folder: pathlib.Path,
+    model: Any, batches: Any, trained: recipe.Recipe, loss: Any, folder: pathlib.Path
 ) -> dict:
     optimizer = trained.make_optimizer()
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=options.jit_compile())
     model.optimizer.build(model.trainable_variables)
     found = recipe.fit(model, batches, trained, folder, FLAGS.verbose)
-    images = trained.steps * trained.batch_size
     del found["training_loss"]
-    return found | {"training_images": images}
+    return found | {"training_images": trained.steps * trained.batch_size}
 
 
 def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> float:
@@ -237,12 +217,9 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
             record["inner_rate"] = found["inner_rate"]
         return record | {"accuracy": evaluation.mean}
 
-    titles = {(method, str(r)): f"Trial: {method} at {r:g}" for r in setting.rates}
-    runs.run_all(trials, titles, trial)
-    accuracies = {
-        run["rate"]: run["accuracy"] for run in trials.runs if run["method"] == method
-    }
-    return max(setting.rates, key=accuracies.__getitem__)
+    runs.run_all(trials, [(method, str(rate)) for rate in setting.rates], trial)
+    own = [run for run in trials.runs if run["method"] == method]
+    return max(own, key=lambda run: run["accuracy"])["rate"]
 
 
 def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
@@ -280,11 +257,8 @@ def support_losses(learner: few_shot.MAML, sampler: few_shot.EpisodeSampler) -> 
     unadapted = [network.outputs(network.values(), each)[0] for each in images]
     adapted = learner.predict((images, labels, images), batch_size=10, verbose=0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    targets = keras.ops.reshape(keras.ops.convert_to_tensor(labels), (-1,))
-    return [
-        round(float(loss(targets, keras.ops.reshape(each, (len(targets), -1)))), 4)
-        for each in (keras.ops.stack(unadapted), adapted)
-    ]
+    pair = (keras.ops.stack(unadapted), adapted)
+    return [round(float(loss(labels, each)), 4) for each in pair]
 
 
 def run_methods(
@@ -292,16 +266,13 @@ def run_methods(
 ) -> runs.RunRecords:
     """Runs every method with every seed that has no record yet."""
     for part in PARTS:
-        # Too few classes are said before the training, not after it.
+        # Too few classes are an error before the training, not after it.
         training.sampler(getattr(training.data, part), 0)
-    classes = len(np.unique(training.train.labels))
-    if (
-        any(name.startswith("proto_net") for name in names)
-        and training.setting.proto_ways > classes
-    ):
+    classes, ways = len(np.unique(training.train.labels)), training.setting.proto_ways
+    if ways > classes and any(name.startswith("proto_net") for name in names):
         raise ValueError(
-            "`proto_ways` must be at most the number of training classes, "
-            f"{classes}. Received: proto_ways={training.setting.proto_ways}"
+            f"`proto_ways` must be at most the number of training classes, {classes}. "
+            f"Received: proto_ways={ways}"
         )
     setting = {
         **dataclasses.asdict(training.setting),
@@ -317,6 +288,5 @@ def run_methods(
         rate = chosen_rate(training, method, trials)
         return record_of(training, method, rate, seed)
 
-    titles = {name: methods.METHODS[name].title for name in names}
-    runs.run_all(records, runs.every(titles, seeds), run)
+    runs.run_all(records, runs.every(names, seeds), run)
     return records

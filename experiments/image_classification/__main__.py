@@ -16,10 +16,7 @@ which tensorflow-datasets prepares below --data_dir. With --experiment=A.9 model
 trained on coarse classes only.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import pathlib
 
 import keras
 import numpy as np
@@ -30,9 +27,7 @@ from experiments.common import command, image_training, options, runs
 from experiments.common.data import ImageData, Split
 from experiments.common.pictures import SHOWN
 from experiments.common.recipe import Recipe
-from experiments.image_classification import curves, features, methods, pictures, table
-from experiments.image_classification.subcategories import induction_accuracy
-from nsl_keras.training import files
+from experiments.image_classification import features, methods, pictures, table
 
 FLAGS = flags.FLAGS
 _EXPERIMENTS, _BACKBONES = list(methods.EXPERIMENTS), list(methods.BACKBONES)
@@ -40,14 +35,13 @@ flags.DEFINE_enum("experiment", "table_1", _EXPERIMENTS, "Table 1, or an appendi
 flags.DEFINE_enum("backbone", "convnet4", _BACKBONES, "Network before the head.")
 flags.DEFINE_integer("num_neighbors", None, "Entries, instead of the published number.", 1)
 flags.DEFINE_bool("figures", False, "Draw the trained models of the first seed.")
-flags.DEFINE_string("model_dir", "runs/models", "Where trained models are kept.")
+flags.DEFINE_string("model_dir", "runs/models", "Where models that can be drawn are kept.")
 
 
 def recipes_from_flags(train_examples: int) -> dict[str, Recipe]:
     """The recipe for each optimizer: the same share of the published steps."""
     published = {
-        optimizer: methods.published(FLAGS.dataset, optimizer)
-        for optimizer in methods.OPTIMIZERS
+        name: methods.published(FLAGS.dataset, name) for name in methods.OPTIMIZERS
     }
     longest = published["adamw"].steps
     steps = image_training.steps_from_flags(
@@ -80,31 +74,13 @@ def with_coarse_labels(found: ImageData) -> ImageData:
     return found.changed(lambda s: Split(s.images, coarse[s.labels]), class_names=names)
 
 
-def draw(names: list[str], found: ImageData, models: pathlib.Path, place: str) -> None:
-    """Draws the models of the first seed that are in the folder."""
-    seed = FLAGS.seeds[0]
-    trained = {
-        name: keras.saving.load_model(path)
-        for name in names
-        if (path := models / f"{name}_{seed}.keras").exists()
-    }
-    coarse = methods.EXPERIMENTS[FLAGS.experiment].coarse
-    make = pictures.of_subcategories if coarse else pictures.of_neighbors
-    runs.write_figures(
-        runs.results_folder(FLAGS.output_dir) / "figures",
-        {f"{place}_{name}": figure for name, figure in make(trained, found).items()},
-    )
-
-
 def main(_arguments: list[str]) -> None:
     experiment = methods.EXPERIMENTS[FLAGS.experiment]
     names = image_training.chosen_methods(experiment.names, FLAGS.experiment)
     # 32x32 as in the paper (A.1) but for digits and ImageNet.
-    sizes = {"digits": None, "imagenet": 64}
-    resized = {"imagenet": "imagenet_resized/64x64"}
-    fine = image_training.load_images(
-        sizes.get(FLAGS.dataset, 32), prepared=resized.get(FLAGS.dataset)
-    )
+    size = {"digits": None, "imagenet": 64}.get(FLAGS.dataset, 32)
+    resized = {"imagenet": "imagenet_resized/64x64"}.get(FLAGS.dataset)
+    fine = image_training.load_images(size, prepared=resized)
     if fine is None:
         return
     recipes = recipes_from_flags(image_training.training_examples(fine))
@@ -126,8 +102,6 @@ def main(_arguments: list[str]) -> None:
     place = image_training.setting_name(FLAGS.backbone, dataset, recipes["adamw"])
     # Of a setting, as the records are: another one's would take their place.
     models = runs.states_folder(f"{FLAGS.model_dir}/{place}", setting)
-    if not FLAGS.tune:
-        models.mkdir(parents=True, exist_ok=True)
 
     def make(name: str, seed: int, trained: Recipe) -> keras.Model:
         model = methods.build(
@@ -153,31 +127,42 @@ def main(_arguments: list[str]) -> None:
                 record["rising_cosines"] = features.rising_share(model, shown)
         if experiment.coarse:
             for key, classes in (("induction", fine), ("coarse_induction", found)):
-                record[f"{key}_accuracy"] = induction_accuracy(model, classes)
-        name = f"{record['method']}_{record['seed']}.keras"
-        with files.replacing(models / name) as scratch:
-            model.save(scratch)
+                record[f"{key}_accuracy"] = pictures.induction_accuracy(model, classes)
+        if experiment.coarse or isinstance(model, nsl_keras.MetaNeighborhoodModel):
+            name = f"{record['method']}_{record['seed']}.keras"
+            with runs.replacing(models / name) as scratch:
+                model.save(scratch)
 
     rows = image_training.Rows(
         "image_classification",
-        {name: methods.METHODS[name].title for name in names},
+        names,
         methods.BASELINE,
         lambda name: recipes[methods.METHODS[name].optimizer],
         make,
         finish,
         methods.multiply_adds,
         lambda records: table.section(records, [FLAGS.experiment]),
-        curves=experiment.figure is curves.in_training,
+        curves=experiment.figure is pictures.in_training,
     )
     made = image_training.make_runs(rows, place, setting, found)
-    if experiment.figure and not FLAGS.tune:
-        folder = runs.results_folder(FLAGS.output_dir) / "figures"
+    if FLAGS.tune:
+        return
+    figures = {}
+    if experiment.figure:
         titles = {name: each.title for name, each in experiment.methods.items()}
-        drawn = experiment.figure(setting, made.runs, titles)
-        if drawn is not None:
-            runs.write_figures(folder, {f"{made.name}_{FLAGS.experiment}": drawn})
-    if FLAGS.figures and not FLAGS.tune:
-        draw(names, fine, models, place)
+        figures[FLAGS.experiment] = experiment.figure(setting, made.runs, titles)
+    if FLAGS.figures:
+        trained = {
+            name: keras.saving.load_model(path)
+            for name in names
+            if (path := models / f"{name}_{FLAGS.seeds[0]}.keras").exists()
+        }
+        draw = pictures.of_subcategories if experiment.coarse else pictures.of_neighbors
+        figures |= draw(trained, fine)
+    runs.write_figures(
+        runs.results_folder(FLAGS.output_dir) / "figures",
+        {f"{place}_{name}": each for name, each in figures.items() if each is not None},
+    )
 
 
 if __name__ == "__main__":

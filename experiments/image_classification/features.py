@@ -1,19 +1,18 @@
 """Pictures of the feature space: entries among examples, and rotated prototypes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import matplotlib
 import numpy as np
 from keras import ops
+from sklearn.manifold import TSNE
 
 from experiments.common.data import Split
+from experiments.common.pictures import BLUE, GREY, ORANGE, in_batches, new_figure
 from nsl_keras import MetaNeighborhoodModel
 from nsl_keras.key_metrics import Cosine
-from nsl_keras.training import data
-from nsl_keras.visualize import figures
 
 #: Ten colors for color-blind readers (M. A. Petroff, 2021), and ten shapes.
 _COLORS = [
@@ -27,29 +26,26 @@ _LEAST_TURN = 1e-6
 
 
 def plot_feature_map(
-    model: MetaNeighborhoodModel, examples: Split, names: Sequence[str], seed: int = 0
-) -> figures.Figure:
+    model: MetaNeighborhoodModel, examples: Split, names: Sequence[str]
+) -> Any:
     """Figure 5: the dictionary's keys among the features of examples, in a joint t-SNE.
 
     Colors and shapes are classes. An entry has the most probable class of its value; its
     mark is large, and hollow if that class has less than 50 %. With the cosine metric all
     vectors are first scaled to unit length.
     """
-    import matplotlib
-    from sklearn.manifold import TSNE
-
     values = ops.convert_to_numpy(model.dictionary.values)
-    features = data.predict(model.features, model, examples.images).astype("float32")
+    features = in_batches(model.features, examples.images).astype("float32")
     keys = ops.convert_to_numpy(model.dictionary.keys).astype("float32")
     if isinstance(model.dictionary.metric, Cosine):
         features, keys = map(keras.utils.normalize, (features, keys))
     together = np.concatenate([features, keys])
     perplexity = min(30.0, (len(together) - 1) / 3)
-    embedding = TSNE(perplexity=perplexity, init="pca", random_state=seed)
+    embedding = TSNE(perplexity=perplexity, init="pca", random_state=0)
     places = embedding.fit_transform(together)
     features, keys = places[: len(features)], places[len(features) :]
 
-    figure = figures.new_figure(7.6, 5.6)
+    figure = new_figure(7.6, 5.6)
     axis = figure.subplots()
     kinds, is_decided = values.argmax(axis=1), values.max(axis=1) >= 0.5
     colors: Any = _COLORS
@@ -95,7 +91,7 @@ def prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> np.ndarr
         directions = unit(features, -1)[:, :, None]
         return ops.stack([ops.sum(directions * each, axis=1) for each in columns], axis=-1)
 
-    found = data.predict(cosines, model, examples.images)
+    found = in_batches(cosines, examples.images)
     return found[np.arange(len(found)), examples.labels].T
 
 
@@ -105,7 +101,7 @@ def rising_share(model: MetaNeighborhoodModel, examples: Split) -> float:
     return float(np.mean(after - before > _LEAST_TURN))
 
 
-def plot_prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> figures.Figure:
+def plot_prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> Any:
     """Figure 4: the cosine between features and their true prototype, before and after.
 
     Each example is a point: horizontally the cosine of `z` and `phi[y]`, vertically that of
@@ -115,14 +111,14 @@ def plot_prototype_cosines(model: MetaNeighborhoodModel, examples: Split) -> fig
     before, after = found = prototype_cosines(model, examples)
     rise = after - before
 
-    figure = figures.new_figure(5.2, 5.2)
+    figure = new_figure(5.2, 5.2)
     axis = figure.subplots()
     limits = [float(found.min()) - 0.02, 1.02]
-    axis.plot(limits, limits, color=figures.GREY, linewidth=1, zorder=0)
+    axis.plot(limits, limits, color=GREY, linewidth=1, zorder=0)
     for chosen, color, marker, what in (
-        (rise > _LEAST_TURN, figures.BLUE, "o", "towards the example"),
-        (rise < -_LEAST_TURN, figures.ORANGE, "v", "away from it"),
-        (np.abs(rise) <= _LEAST_TURN, figures.GREY, "s", "unchanged"),
+        (rise > _LEAST_TURN, BLUE, "o", "towards the example"),
+        (rise < -_LEAST_TURN, ORANGE, "v", "away from it"),
+        (np.abs(rise) <= _LEAST_TURN, GREY, "s", "unchanged"),
     ):
         label = f"{what}: {100 * chosen.mean():.1f} %"
         options = {"s": 12, "alpha": 0.55, "lw": 0, "label": label}

@@ -15,14 +15,10 @@ the 0.1 that Meta-Neighborhoods (A.2) names, that of the generator 0.01 with a m
 trains both networks, the generator first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras
 from keras import ops
-
-from nsl_keras.backend import GradientTape
 
 PARTS = 5
 ENTROPY_WEIGHT = 0.2
@@ -41,7 +37,6 @@ def losses(labels: Any, parts: Any, primary: Any, auxiliary: Any) -> tuple[Any, 
     return of_classes, of_classes + focal(parts, ops.softmax(auxiliary))
 
 
-@keras.saving.register_keras_serializable("experiments")
 class Maxl(keras.Model):
     """A multi-task network and the generator of its auxiliary labels; TensorFlow alone.
 
@@ -50,18 +45,13 @@ class Maxl(keras.Model):
     """
 
     def __init__(
-        self,
-        multi_task: keras.Model,
-        generator: keras.Model,
-        lookahead_rate: float = 0.1,
-        **kwargs: Any,
+        self, multi_task: keras.Model, generator: keras.Model, lookahead_rate: float = 0.1
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__()
         self.multi_task, self.generator = multi_task, generator
         self.lookahead_rate = lookahead_rate
-        self.generator_optimizer = keras.optimizers.SGD(
-            0.01, momentum=0.9, weight_decay=5e-4
-        )
+        sgd = keras.optimizers.SGD(0.01, momentum=0.9, weight_decay=5e-4)
+        self.generator_optimizer = sgd
         self.generator_optimizer.build(generator.trainable_variables)
         self.built = True
 
@@ -82,19 +72,19 @@ class Maxl(keras.Model):
         return ops.softmax(ops.where(own > 0, logits, -1e9), axis=-1)
 
     def loss_at(self, weights: list, images: Any, labels: Any, parts: Any) -> tuple:
+        others = [each.value for each in self.multi_task.non_trainable_variables]
         (primary, auxiliary), _ = self.multi_task.stateless_call(
-            weights,
-            [variable.value for variable in self.multi_task.non_trainable_variables],
-            images,
-            training=True,
+            weights, others, images, training=True
         )
         return losses(labels, parts, primary, auxiliary)
 
     def generator_loss(self, images: Any, labels: Any) -> Any:
         """The loss of the classes after a step, plus how unevenly the parts are used."""
+        import tensorflow as tf
+
         parts = self.generated(images, labels)
         weights = [each.value for each in self.multi_task.trainable_variables]
-        with GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             _, both = self.loss_at(weights, images, labels, parts)
         stepped = [
@@ -106,13 +96,15 @@ class Maxl(keras.Model):
         return after + ENTROPY_WEIGHT * ops.sum(shares * ops.log(shares + 1e-20))
 
     def train_step(self, data: Any) -> dict[str, Any]:
+        import tensorflow as tf
+
         images, labels, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with GradientTape() as tape:
+        with tf.GradientTape() as tape:
             loss = self.generator_loss(images, labels)
         variables = self.generator.trainable_variables
         self.generator_optimizer.apply(tape.gradient(loss, variables), variables)
         parts = self.generated(images, labels)
-        with GradientTape() as tape:
+        with tf.GradientTape() as tape:
             primary, auxiliary = self.multi_task(images, training=True)
             _, both = losses(labels, parts, primary, auxiliary)
             both = sum(self.multi_task.losses, both)
@@ -122,23 +114,6 @@ class Maxl(keras.Model):
             if metric.name == "loss":
                 metric.update_state(both)
         return self.compute_metrics(images, labels, primary)
-
-    def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
-        return {
-            "name": self.name,
-            "multi_task": serialize(self.multi_task),
-            "generator": serialize(self.generator),
-            "lookahead_rate": self.lookahead_rate,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Maxl:
-        parts = {
-            name: keras.saving.deserialize_keras_object(config[name], custom_objects)
-            for name in ("multi_task", "generator")
-        }
-        return cls(**{**config, **parts})
 
 
 def maxl(

@@ -7,8 +7,6 @@ which is left out here, and a cutout of 16x16 pixels, to be had with
 start rate: 0.1 is the usual one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -17,8 +15,9 @@ from typing import Any
 import keras
 
 import nsl_keras
+from experiments.common.multiply_adds import multiply_adds as counted
 from experiments.common.recipe import HalvingRecipe, Recipe, compile_classifier, spared_of
-from experiments.image_classification import curves
+from experiments.image_classification import pictures
 from experiments.image_classification.maxl import Maxl, maxl
 from experiments.networks.densenet import densenet_bc
 from experiments.networks.resnet import resnet_v2
@@ -72,16 +71,11 @@ def neighborhoods(
 
     `entries` are other arguments of the dictionary, `options` of the model.
     """
-    model = nsl_keras.MetaNeighborhoodModel(
-        features,
-        head,
-        nsl_keras.layers.NeighborDictionary(
-            max(1, round(size_factor * dictionary["num_neighbors"])),
-            temperature=temperature_factor * dictionary["temperature"],
-            **{"dropout": dictionary["dropout"], "seed": seed, **(entries or {})},
-        ),
-        **options,
-    )
+    own = {"dropout": dictionary["dropout"], "seed": seed, **(entries or {})}
+    own["temperature"] = temperature_factor * dictionary["temperature"]
+    count = max(1, round(size_factor * dictionary["num_neighbors"]))
+    neighbors = nsl_keras.layers.NeighborDictionary(count, **own)
+    model = nsl_keras.MetaNeighborhoodModel(features, head, neighbors, **options)
     model.build(features.input_shape)
     return model
 
@@ -248,7 +242,7 @@ EXPERIMENTS = {
         ("plain", "plain_extra", "neighborhoods"),
         note="The paper has curves alone: on CIFAR-100 the extra layer is worse than none. "
         "What that layer is it leaves open; here it is a dense one with ReLU.",
-        figure=curves.in_training,
+        figure=pictures.in_training,
     ),
     "A.4": Experiment(
         "Appendix A.4, Figure 8. Dictionary size S and temperature T",
@@ -259,7 +253,7 @@ EXPERIMENTS = {
         ),
         note="The paper has curves alone (ResNet-29, CIFAR-100): the larger S the better, "
         "and 1/T best between 3 and 7. Factors are of the S and of the 1/T of the setting.",
-        figure=curves.by_dictionary,
+        figure=pictures.by_dictionary,
     ),
     "A.5": Experiment(
         "Appendix A.5, Table 3. Inner steps and the form of the inner rate",
@@ -295,14 +289,6 @@ def film_follows(layer: keras.layers.Layer) -> bool:
     return norm and layer.name != "root_normalization"
 
 
-def with_film_options(features: keras.Model, options: dict[str, Any]) -> keras.Model:
-    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
-        own = options if isinstance(layer, nsl_keras.layers.InstanceFiLM) else {}
-        return type(layer).from_config({**layer.get_config(), **own})
-
-    return keras.models.clone_model(features, clone_function=clone) if options else features
-
-
 def build(
     method: Method,
     backbone: str,
@@ -328,43 +314,34 @@ def build(
     features = BACKBONES[backbone](input_shape, **options)
     if method.film:
         # Ten entries, as in Appendix A.2.
-        features = with_film_options(
-            nsl_keras.convert.add_film(features, film_follows, 10), method.film_options
-        )
-    head: keras.layers.Layer
-    if method.dot_product:
-        head = keras.layers.Dense(classes, name="classifier")
-    else:
-        head = nsl_keras.layers.CosineDense(classes, name="classifier")
-    return method.model(features, head, dictionary, seed)
+        features = nsl_keras.convert.add_film(features, film_follows, 10)
+
+        def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+            is_film = isinstance(layer, nsl_keras.layers.InstanceFiLM)
+            own = method.film_options if is_film else {}
+            return type(layer).from_config({**layer.get_config(), **own})
+
+        if method.film_options:
+            features = keras.models.clone_model(features, clone_function=clone)
+    kind = keras.layers.Dense if method.dot_product else nsl_keras.layers.CosineDense
+    return method.model(features, kind(classes, name="classifier"), dictionary, seed)
 
 
 def multiply_adds(network: keras.Model) -> int:
-    """For one image: those of `convert.summary`, of iFiLM, and of attention and adaptation.
+    """For one image: those of the network, and of attention and adaptation.
 
     The first step's pass over the dictionary, once per batch, is not counted.
     """
-    if isinstance(network, Maxl):
-        return nsl_keras.convert.summary(network.multi_task).multiply_adds
-    total = nsl_keras.convert.summary(network).multiply_adds
-    adapts = isinstance(network, nsl_keras.MetaNeighborhoodModel)
-    for layer in (network.backbone if adapts else network.layers[0]).layers:
-        if isinstance(layer, nsl_keras.layers.InstanceFiLM):
-            # Attention, scales and shifts.
-            total += 3 * layer.keys.shape[0] * layer.keys.shape[1]
-    if adapts:
-        entries, features = network.dictionary.keys.shape
-        steps, classes = network.neighborhood.inner_steps, network.head.units
-        product = features * classes
-        if steps > 1:
-            # Per-example weights see the entries, forward and back.
-            per_entry = (2 * steps - 1) * product
-        elif isinstance(network.head, keras.layers.Dense):
-            per_entry = features + classes
-        else:
-            per_entry = product
-        total += entries * (features + per_entry)
-    return total
+    if not isinstance(network, nsl_keras.MetaNeighborhoodModel):
+        return counted(network.multi_task if isinstance(network, Maxl) else network)[0]
+    entries, features = network.dictionary.keys.shape
+    steps, product = network.neighborhood.inner_steps, features * network.head.units
+    # The weights of an example see the entries, in further steps forward and back.
+    return (
+        counted(network.backbone)[0]
+        + product
+        + entries * (features + (2 * steps - 1) * product)
+    )
 
 
 _SMALL = {"adamw": (60_000, (40_000,)), "nesterov": (60_000, (40_000, 50_000))}

@@ -1,7 +1,5 @@
 """Table 1 and Appendix A of Meta-Neighborhoods from runs, beside the paper's figures."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable
 
@@ -21,8 +19,7 @@ TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classif
 
 def sections(results: pathlib.Path) -> str:
     found = runs.all_of(results / "image_classification.jsonl")
-    parts = [TITLE, *map(section, found), not_run(found)]
-    return "\n\n".join(parts)
+    return "\n\n".join([TITLE, *map(section, found)])
 
 
 def section(records: runs.RunRecords, experiments: list[str] | None = None) -> str:
@@ -56,39 +53,6 @@ def experiments_of(records: runs.RunRecords) -> list[str]:
     ]
 
 
-def not_run(found: list[runs.RunRecords]) -> str:
-    """Markdown of what no folder holds: the paper's figures alone."""
-    ran = {name for records in found for name in experiments_of(records)}
-    seen = {(each.setting["backbone"], each.setting["dataset"]) for each in found}
-    published = {
-        where: figures
-        for where, figures in EXPERIMENTS["table_1"].published.items()
-        if where not in seen
-    }
-    names = EXPERIMENTS["table_1"].names
-    parts = [_published_table("Table 1. Accuracies, %", published, names)]
-    rest = [name for name in ("A.5", "A.6") if name not in ran]
-    if rest:
-        names = tuple(dict.fromkeys(n for name in rest for n in EXPERIMENTS[name].names))
-        title = f"Table 3 (Appendices {' and '.join(rest)}). Accuracies, %"
-        parts.append(_published_table(title, EXPERIMENTS["A.5"].published, names))
-    others = [EXPERIMENTS[name] for name in ("A.3", "A.4", "A.9") if name not in ran]
-    parts += [f"{each.title}: not run. {each.note}" for each in others]
-    return "\n\n".join(["### Not run", *parts])
-
-
-def _published_table(
-    title: str, published: methods.Published, names: tuple[str, ...]
-) -> str:
-    titles = [methods.METHODS[name].title for name in names]
-    rows = [
-        [*where, *(tables.figure(figures.get(name)) for name in names)]
-        for where, figures in published.items()
-    ]
-    made = tables.markdown(["backbone", "data set", *titles], rows)
-    return f"{title}\n\n{made}"
-
-
 def _heading(setting: dict, found: list[dict]) -> str:
     recipe, dictionary = setting["recipe"], setting["dictionary"]
     backbone = setting["backbone"]
@@ -120,7 +84,7 @@ def _table(
         more["fine classes, by nearest images"] = mean_of("induction_accuracy")
     made = tables.compared(
         found,
-        {name: method.title for name, method in experiment.methods.items()},
+        experiment.methods,
         methods.BASELINE,
         ("accuracy, %", "difference to vanilla"),
         lambda name: tables.percent(found, name, "test_accuracy"),

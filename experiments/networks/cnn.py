@@ -1,7 +1,5 @@
 """The plain networks of Neural Similarity Learning's tables, and a small MobileNet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras

@@ -1,7 +1,5 @@
 """The densely connected networks of Meta-Neighborhoods."""
 
-from __future__ import annotations
-
 import keras
 
 from nsl_keras.backbones import FAST_BATCH_NORMALIZATION, Factory, Units
@@ -25,9 +23,7 @@ def densenet_bc(
     except the first; `final_relu` is that of the authors' networks with a dot-product head.
 
     40 is the depth that the paper names (132 features, 174,792 parameters); 76 is that of
-    the authors' code and of the paper's results (258 features, 484,140 parameters). The
-    authors place iFiLM after the bottlenecks' batch norms only:
-    `add_film(model, lambda layer: re.search("bottleneck.*_norm", layer.name))`.
+    the authors' code and of the paper's results (258 features, 484,140 parameters).
     """
     bottlenecks, rest = divmod(depth - 4, 6)
     if rest or bottlenecks < 1:

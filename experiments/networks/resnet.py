@@ -1,7 +1,5 @@
 """Residual networks: of Meta-Neighborhoods, and for ImageNet."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import keras
@@ -22,8 +20,7 @@ def resnet_v2(
     A 3x3 convolution to 16 channels and three stages of `n` blocks (1x1 to 16/64/128, 3x3,
     1x1 to 64/128/256; stride 2 at the second and third stage): 256 features. The paper
     (Section 4.2) has 29 (838,160 parameters) and 56 (1,655,120); layout from the authors'
-    code. They place iFiLM after each batch norm except the first, after the shortcuts'
-    convolutions, and after the first block's `_layer_1_input`.
+    code.
     """
     blocks, rest = divmod(depth - 2, 9)
     if rest or blocks < 1:
@@ -46,9 +43,8 @@ def resnet_v2(
             branch = layers.activate(branch, f"{at}_layer_3")
             branch = layers.convolve(branch, outer, 1, f"{at}_layer_3")
             if block == 0:
-                outputs = layers.convolve(
-                    outputs, outer, 1, f"{at}_shortcut", strides=stride
-                )
+                shortcut = f"{at}_shortcut"
+                outputs = layers.convolve(outputs, outer, 1, shortcut, strides=stride)
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
     outputs = layers.normalize(outputs, "final")
     if final_relu:
@@ -69,11 +65,8 @@ def resnet_v1(
 
     They have 11,689,512 and 25,557,032 parameters. The first 1x1 convolution of a block of
     ResNet-50 has the stride, as in `keras.applications.ResNet50`, whose convolutions have a
-    bias besides.
-
-    `convolution` makes the 3x3 convolutions and the 7x7 one; the first of `filters` is also
-    that of the 7x7. A shared predictor has one kernel size: return a `keras.layers.Conv2D`
-    for kernel size 7. With similarity: the authors' response to the reviews, Table 2.
+    bias besides. `convolution` makes the 3x3 convolutions and the 7x7 one, of the first of
+    `filters`. With similarity: the authors' response to the reviews, Table 2.
     """
     block, counts = {
         18: (_basic_block, (2, 2, 2, 2)),
@@ -92,18 +85,16 @@ def resnet_v1(
             stride = 2 if stage > 0 and index == 0 else 1
             branch, branch_channels = block(layers, outputs, width, stride, name=at)
             if stride > 1 or branch_channels != channels:
-                outputs = layers.convolve(
-                    outputs, branch_channels, 1, f"{at}_shortcut", strides=stride
-                )
-                outputs = layers.normalize(outputs, f"{at}_shortcut")
+                own = {"name": f"{at}_shortcut", "strides": stride}
+                outputs = layers.convolve(outputs, branch_channels, 1, **own)
+                outputs = layers.normalize(outputs, own["name"])
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
             outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
             channels = branch_channels
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     if classes is not None:
-        outputs = keras.layers.Dense(
-            classes, kernel_initializer=he_normal(), name="classifier"
-        )(outputs)
+        options = {"kernel_initializer": he_normal(), "name": "classifier"}
+        outputs = keras.layers.Dense(classes, **options)(outputs)
     return keras.Model(inputs, outputs, name=f"resnet{depth}")
 
 

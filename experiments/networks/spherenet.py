@@ -1,7 +1,5 @@
 """The hyperspherical network with self-attention of Table 8, and its regularizer."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -67,21 +65,18 @@ def self_attention_spherenet(
     if sphere:
         of_kernels = OrthogonalityRegularizer(orthogonality) if orthogonality else None
         convolution = SphereConv2D
+    norms = {"gamma_regularizer": decay, "beta_regularizer": decay}
     layers = Units(
         functools.partial(convolution, kernel_regularizer=of_kernels),
-        functools.partial(
-            batch_normalization, gamma_regularizer=decay, beta_regularizer=decay
-        ),
+        functools.partial(batch_normalization, **norms),
     )
     inputs = outputs = keras.Input(input_shape)
     for stage, width in enumerate(filters):
         outputs = layers.stage(outputs, width, 3, f"stage_{stage}")
         if attention and stage < 2:
+            options = {"regularizer": both, "sphere": sphere}
             outputs = GlobalNeuralSimilarity2D(
-                similarity="softmax_attention",
-                regularizer=both,
-                sphere=sphere,
-                name=f"stage_{stage}_attention",
+                "softmax_attention", name=f"stage_{stage}_attention", **options
             )(outputs)
     left = height_and_width(outputs.shape[1:])
     outputs = layers.convolve(outputs, filters[-1], left, "features", padding="valid")

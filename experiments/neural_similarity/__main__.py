@@ -13,8 +13,6 @@ sets dynamic similarities beside plain networks with as many parameters or multi
         --seeds=0,1,2 --tune    # the same with --tuned then trains at the best rates
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import keras
@@ -86,7 +84,7 @@ def main(_arguments: list[str]) -> None:
 
     rows = image_training.Rows(
         "neural_similarity",
-        {name: chosen.methods[name].title for name in names},
+        names,
         chosen.baseline,
         lambda name: trained,
         make,

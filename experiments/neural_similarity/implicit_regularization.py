@@ -2,18 +2,16 @@
 
 Linear regression, with a target matrix of low rank and too few data to tell it from others.
 Gradient descent on `W` is compared with that on `W'` and `M`, where `W = M^T W'` as in a
-layer with a neural similarity, and on `W'` and two or three `M`, as with
-`product.Product`. All start from the same small `W`, and reach zero loss: which of the
-solutions they find is their implicit regularization. With whole targets, as in the paper,
-descent on `W` already finds the solution of smallest nuclear norm; with half of each hidden
-(matrix completion) it does not, and it matters where `M` starts, and how many there are.
+layer with a neural similarity, and on `W'` and two or three `M`, deep factorization. All
+start from the same small `W`, and reach zero loss: which of the solutions they find is
+their implicit regularization. With whole targets, as in the paper, descent on `W` already
+finds the solution of smallest nuclear norm; with half of each hidden (matrix completion) it
+does not, and it matters where `M` starts, and how many there are.
 
     python -m experiments.neural_similarity.implicit_regularization
 
 Writes --output_dir/results/implicit_regularization.jsonl, and a picture.
 """
-
-from __future__ import annotations
 
 import functools
 import itertools
@@ -22,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments.common import command, runs, tables
 
@@ -63,13 +62,17 @@ def problem(examples: int, observed: float, seed: int) -> tuple[np.ndarray, ...]
     return inputs, np.where(seen, inputs @ target, np.nan), target, start
 
 
+def product(factors: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(np.matmul, factors, np.eye(FEATURES))
+
+
 def descend(
     start: np.ndarray,
     count: int,
     scale: float,
     inputs: np.ndarray,
     targets: np.ndarray,
-    learning_rate: float,
+    rate: float,
     every: int,
     points: int,
 ) -> list[np.ndarray]:
@@ -81,19 +84,13 @@ def descend(
     factors = [scale * np.eye(FEATURES)] * count + [start / scale**count]
     matrices = [start]
     for step in range(1, 1 + points * every):
-        left = list(itertools.accumulate([np.eye(FEATURES), *factors], np.matmul))
-        right = list(
-            itertools.accumulate(
-                [np.eye(OUTPUTS), *factors[::-1]], lambda after, own: own @ after
-            )
-        )[::-1]
-        gradient = inputs.T @ np.nan_to_num(inputs @ left[-1] - targets)
+        gradient = inputs.T @ np.nan_to_num(inputs @ product(factors) - targets)
         factors = [
-            factor - learning_rate * before.T @ gradient @ after.T
-            for factor, before, after in zip(factors, left[:-1], right[1:], strict=True)
+            own - rate * product(factors[:n]).T @ gradient @ product(factors[n + 1 :]).T
+            for n, own in enumerate(factors)
         ]
         if step % every == 0:
-            matrices.append(functools.reduce(np.matmul, factors))
+            matrices.append(product(factors))
     return matrices
 
 
@@ -111,8 +108,6 @@ def measures(matrix: np.ndarray, inputs, targets, target) -> dict[str, float]:
 
 def picture(found: list[dict]) -> Any:
     """Nuclear norm and effective rank along the steps, for the first seed."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots(2, len(DATA), sharex=True)
     for column, data in enumerate(DATA):
@@ -152,29 +147,24 @@ def one_run(
 def table(found: list[dict]) -> str:
     """One line a kind of data and a flow: means over the seeds at the last step."""
     columns = ["data", "descent on", "loss", "nuclear norm", "effective rank"]
-    columns.append("distance from the target")
     rows = []
-    for data in DATA:
-        shown = [run for run in found if run["data"] == data]
-        last: dict[str, list[dict]] = {flow: [] for flow in FLOWS}
-        for run in shown:
-            last[run["flow"]].append({key: run[key][-1] for key in MEASURES})
-        last["(target)"] = [run["target"] for run in shown if run["flow"] == "W"]
-        for title, each in last.items():
-            means = (np.mean([one[key] for one in each]) for key in MEASURES)
-            formats = (".1e", ".2f", ".1f", ".2f")
-            rows.append([data, title, *map(format, means, formats)])
-    return tables.markdown(columns, rows)
+    for data, flow in itertools.product(DATA, [*FLOWS, "(target)"]):
+        of = "W" if flow == "(target)" else flow
+        own = [run for run in found if (run["data"], run["flow"]) == (data, of)]
+        last = [{key: run[key][-1] for key in MEASURES} for run in own]
+        if flow == "(target)":
+            last = [run["target"] for run in own]
+        means = (np.mean([each[key] for each in last]) for key in MEASURES)
+        rows.append([data, flow, *map(format, means, (".1e", ".2f", ".1f", ".2f"))])
+    return tables.markdown([*columns, "distance from the target"], rows)
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Neural Similarity Learning, Section 5.1: implicit regularization"
     found = runs.RunRecords(results / PLACE).runs
-    if not found:
-        return f"{title}\n\nNot run."
     seeds = len({run["seed"] for run in found})
     return (
-        f"{title}\n\n{tables.commands(found)}: linear regression by gradient descent on "
+        "## Neural Similarity Learning, Section 5.1: implicit regularization\n\n"
+        f"{tables.commands(found)}: linear regression by gradient descent on "
         "`W`, or on the factors `W'` and `M` of `W = M^T W'`, and of products of several "
         "`M`, from the same small `W`; "
         f"{found[0]['steps'][-1]:,} steps; number of problems that means are taken over: "
@@ -190,17 +180,11 @@ def main(_arguments: list[str]) -> None:
     names = ("learning_rate", "steps", "points")
     setting = {name: getattr(FLAGS, name) for name in names}
     records = runs.RunRecords(results / PLACE, setting=setting)
-    titles = {
-        (data, flow, seed): f"{data}, descent on {flow}, problem {seed}"
-        for data in DATA
-        for flow in FLOWS
-        for seed in range(FLAGS.seeds)
-    }
-    runs.run_all(records, titles, lambda *key: one_run(*key, **setting))
-    print(table(records.runs))
-    print(f"Wrote {records.path}")
-    figures = {"implicit_regularization": picture(records.runs)}
-    runs.write_figures(results / "figures", figures)
+    keys = itertools.product(DATA, FLOWS, range(FLAGS.seeds))
+    runs.run_all(records, keys, lambda *key: one_run(*key, **setting))
+    print(f"{table(records.runs)}\n\nWrote {records.path}")
+    drawn = {"implicit_regularization": picture(records.runs)}
+    runs.write_figures(results / "figures", drawn)
 
 
 if __name__ == "__main__":

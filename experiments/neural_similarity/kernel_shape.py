@@ -10,8 +10,6 @@ half of the training, the taps with the smallest `|M|` times the kernel's norm, 
 ones; the rest is trained on.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from typing import Any
@@ -23,7 +21,13 @@ from absl import flags
 import nsl_keras
 from experiments.common import command, runs, tables
 from experiments.neural_similarity.methods import with_rate
-from experiments.neural_similarity.stability import BATCH, define_flags, digits_network
+from experiments.neural_similarity.stability import (
+    BATCH,
+    define_flags,
+    digits_network,
+    options,
+    what_ran,
+)
 from experiments.no_harm.training import accuracy
 
 FLAGS = flags.FLAGS
@@ -124,28 +128,21 @@ def table(found: list[dict]) -> str:
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Neural Similarity Learning, Section 3.5: a learned kernel shape"
     records = runs.RunRecords(results / PLACE)
-    found, setting = records.runs, records.setting
-    if not found:
-        return f"{title}\n\nNot run."
+    found = records.runs
     return (
-        f"{title}\n\n{tables.commands(found)}: a narrow CNN on digits, {setting['epochs']} "
-        f"epochs of SGD at {setting['learning_rate']:g} with momentum "
-        f"{setting['momentum']:g}, seeds {tables.seeds(found)}; mean ± standard deviation, "
+        "## Neural Similarity Learning, Section 3.5: a learned kernel shape\n\n"
+        f"{what_ran(records)}, seeds {tables.seeds(found)}; mean ± standard deviation, "
         f"differences paired by seed.\n\n{table(found)}"
     )
 
 
 def main(_arguments: list[str]) -> None:
-    names = ("epochs", "learning_rate", "momentum")
-    setting = {name: getattr(FLAGS, name) for name in names} | {"batch_size": BATCH}
     path = runs.results_folder(FLAGS.output_dir) / PLACE
-    records = runs.RunRecords(path, setting=setting)
-    titles = {name: ROWS[name][0] for name in FLAGS.method or ROWS}
+    records = runs.RunRecords(path, setting=options())
     runs.run_all(
         records,
-        runs.every(titles, FLAGS.seeds),
+        runs.every(FLAGS.method or ROWS, FLAGS.seeds),
         lambda name, seed: train(name, seed, records.runs),
     )
     print(f"\n{table(records.runs)}")

@@ -1,13 +1,12 @@
 """Rows of the tables of Neural Similarity Learning: methods, recipes, published figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+from keras.layers import Conv2D, DepthwiseConv2D
 
 import nsl_keras
 from experiments.common import rivals
@@ -21,7 +20,6 @@ from experiments.common.recipe import Recipe, WarmedUp, compile_classifier
 from experiments.networks import cnn, resnet
 from experiments.networks.spherenet import self_attention_spherenet
 from experiments.neural_similarity.shifts import with_shifts
-from nsl_keras.few_shot.functional import select_variables
 
 MakeLayer = Callable[..., keras.layers.Layer]
 
@@ -49,10 +47,6 @@ class Method:
 
 def _of(title: str, layer: type[keras.layers.Layer], **options: Any) -> Method:
     return Method(title, lambda **_: functools.partial(layer, **options))
-
-
-def _pointwise(filters: int, _size: Any, **options: Any) -> keras.layers.Layer:
-    return keras.layers.Conv2D(filters, 1, **options)
 
 
 _CONVOLUTION = nsl_keras.layers.NeuralSimilarityConv2D
@@ -163,15 +157,17 @@ METHODS = {
     "squeeze_excite": _of("CNN, squeeze-excite", rivals.SqueezeExciteConv2D),
     "condconv": _of("CNN, CondConv of four kernels", rivals.ConditionalConv2D),
     "eca": _of("CNN, ECA", rivals.ChannelAttentionConv2D),
-    "pointwise": Method("1x1 convolutions alone", lambda **_: _pointwise),
+    "pointwise": Method(
+        "1x1 convolutions alone",
+        lambda **_: lambda filters, _size, **own: Conv2D(filters, 1, **own),
+    ),
     "one_tap": _of("static NSN, M of one entry, L1", _CONVOLUTION, similarity=_ONE_TAP()),
 }
 
 MOBILE_METHODS = {
-    "cnn": _of("depthwise 3x3", keras.layers.DepthwiseConv2D),
+    "cnn": _of("depthwise 3x3", DepthwiseConv2D),
     "pointwise": Method(
-        "depthwise 1x1",
-        lambda **_: lambda _size, **options: keras.layers.DepthwiseConv2D(1, **options),
+        "depthwise 1x1", lambda **_: lambda _size, **own: DepthwiseConv2D(1, **own)
     ),
     "one_tap": _of(
         "depthwise static NSN, M of one entry, L1", _DEPTHWISE, similarity=_ONE_TAP()
@@ -223,15 +219,18 @@ def _errors(dataset: str, **errors: float) -> dict[str, dict[str, float]]:
     return {name: {dataset: error} for name, error in errors.items()}
 
 
-_cifar10 = functools.partial(_errors, "cifar10")
+def _unpublished(*names: str) -> dict[str, dict[str, float]]:
+    return {name: {} for name in names}
 
+
+_cifar10 = functools.partial(_errors, "cifar10")
 
 TABLES = {
     "1": Table(
         "Predictor network",
         {
             **_cifar10(cnn=7.78, dynamic_dns_cnn=7.04, dynamic_dns=6.85),
-            **{f"dynamic_dns_{kind}": {} for kind in ("full_sphere", "bounded")},
+            **_unpublished("dynamic_dns_full_sphere", "dynamic_dns_bounded"),
         },
     ),
     "2": Table(
@@ -248,7 +247,7 @@ TABLES = {
         "Shared and disjoint predictors",
         {
             **_cifar10(cnn=7.78, dynamic_dns_shared=7.20, dynamic_dns=6.85),
-            "dynamic_dns_shared_by_size": {},
+            **_unpublished("dynamic_dns_shared_by_size"),
         },
     ),
     "4": Table(
@@ -294,45 +293,35 @@ TABLES = {
     },
     "shared": Table(
         "Shared and disjoint predictors, those of the package",
-        {
-            name: {}
-            for name in (
-                "cnn",
-                "dynamic_dns",
-                "dynamic_dns_shared",
-                "dynamic_dns_shared_by_size",
-            )
-        },
+        _unpublished(
+            *("cnn", "dynamic_dns", "dynamic_dns_shared", "dynamic_dns_shared_by_size")
+        ),
         predictors="default",
     ),
     "efficient": Table(
         "Efficient networks: convolutions of one tap",
-        {name: {} for name in ("cnn", "pointwise", "one_tap")},
+        _unpublished("cnn", "pointwise", "one_tap"),
         predictors="default",
     ),
     "mobile": Table(
         "Efficient networks: depthwise convolutions of one tap",
-        {name: {} for name in MOBILE_METHODS},
+        _unpublished(*MOBILE_METHODS),
         network="mobile",
         predictors="default",
     ),
     "uns": Table(
         "Unconstrained dynamic similarities, taken apart; not in the paper",
-        {name: {} for name in ("cnn", *UNS_METHODS)},
+        _unpublished("cnn", *UNS_METHODS),
         predictors="default",
     ),
     "cost": Table(
         "Plain networks with the parameters and the multiply-adds of a dynamic one, and "
         "what else people add to convolutions; not in the paper",
         # In order of worth.
-        {
-            name: {}
-            for name in (
-                *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters"),
-                *("static_dns", "dynamic_uns", "dynamic_uns_blocks"),
-                *("squeeze_excite", "condconv", "eca"),
-            )
-        },
+        _unpublished(
+            *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters", "static_dns"),
+            *("dynamic_uns", "dynamic_uns_blocks", "squeeze_excite", "condconv", "eca"),
+        ),
         predictors="default",
     ),
 }
@@ -371,8 +360,10 @@ def build(
 
 def served(network: keras.Model) -> keras.Model:
     """The network as it is served: folded where that is possible, and of one tap."""
-    folds = nsl_keras.convert.summary(network).folds
-    return with_shifts(nsl_keras.convert.fold(network)) if folds else network
+    kinds = nsl_keras.layers.SphereConv2D, nsl_keras.layers.GlobalNeuralSimilarity2D
+    if any(getattr(x, "predictor", None) or isinstance(x, kinds) for x in network.layers):
+        return network
+    return with_shifts(nsl_keras.convert.fold(network))
 
 
 def alike_filters(
@@ -386,7 +377,7 @@ def alike_filters(
 
     Those of the stages keep their proportions to one filter of the last.
     """
-    other, measure = method.alike or ("cnn", "parameters")
+    other, measure = method.alike
     base = list(filters or (32, 64, 128))
 
     def size(name: str, widths: list[int]) -> int:
@@ -459,27 +450,25 @@ def trainable(
     share: Any = method.predictor_rate
     if method.predictor_warmup:
         share = WarmedUp(share, round(method.predictor_warmup * recipe.steps))
-    own: list[Any] = []
-    if share != 1 or not method.predictor_penalty:
-        own = select_variables(backbone, "predictor")
+    forms = [x.bilinear_form for x in backbone.layers if hasattr(x, "bilinear_form")]
+    networks = [each.network for each in forms if each.network is not None]
+    own = [each for network in networks for each in network.trainable_variables]
     if not method.predictor_penalty:
         penalized = [each for each in penalized if id(each) not in map(id, own)]
     recipe.penalize(penalized)
-    for layer in backbone.layers:
-        if (
-            isinstance(layer, nsl_keras.layers.NeuralSimilarityConv2D)
-            and isinstance(layer.similarity, nsl_keras.similarities.Unconstrained)
-            and layer.predictor is None
+    for form in forms:
+        if form.similarity_parameters is not None and isinstance(
+            form.similarity, nsl_keras.similarities.Unconstrained
         ):
-            layer.bilinear_form.similarity_parameters.regularizer = keras.regularizers.L2(
-                SIMILARITY_PENALTY / 2
-            )
+            penalty = keras.regularizers.L2(SIMILARITY_PENALTY / 2)
+            form.similarity_parameters.regularizer = penalty
     model = keras.Model(inputs, backbone(scaled), name=f"{backbone.name}_on_images")
     # AdamW would decay static similarities to zero, away from the identity.
     spared = [each for each in model.trainable_variables if each.name == "similarity"]
     top_5 = backbone.output_shape[-1] > 5
     compile_classifier(model, recipe, spared, top_5=top_5, jit_compile=jit_compile)
-    with_rate(model.optimizer, own, share)
+    if share != 1:
+        with_rate(model.optimizer, own, share)
     return model
 
 

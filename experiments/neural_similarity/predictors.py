@@ -13,15 +13,15 @@ nothing is trained: the time of a step is taken beside the plain network's.
 Each run is a line of --output_dir/results/predictors.jsonl and is not made twice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 from typing import Any
 
 import keras
+import matplotlib.pyplot as plt
 import numpy as np
 from absl import flags
 from scipy import stats
@@ -113,9 +113,10 @@ def step_time(network: str, name: str) -> dict[str, float]:
 
 def compare(found: list[dict]) -> dict[str, list[Comparison]]:
     """Returns every method beside the plain network, in each of its cells."""
-    cells = comparison.compare(found, OWN, DATASETS, NAMES)
-    made = {name: [each for each in cells if each.method == name] for name in OWN}
-    return {name: own for name, own in made.items() if own}
+    made: dict[str, list[Comparison]] = {}
+    for cell in comparison.compare(found, OWN, DATASETS, NAMES):
+        made.setdefault(cell.method, []).append(cell)
+    return {name: made[name] for name in OWN if name in made}
 
 
 def pooled(cells: list[Comparison]) -> tuple[float, float]:
@@ -133,16 +134,12 @@ def pooled(cells: list[Comparison]) -> tuple[float, float]:
     return mean, float(stats.t.ppf(0.975, freedom)) * error
 
 
-def step_times(results: pathlib.Path) -> dict[tuple[str, str], dict[str, float]]:
-    found = costs(results)
-    return {(run["method"], run["network"]): run["step_time"] for run in found}
-
-
 def costs(results: pathlib.Path) -> list[dict]:
     return runs.RunRecords(results / PLACE, COSTS).runs
 
 
-def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
+def table(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> str:
+    times = {(run["method"], run["network"]): run["step_time"] for run in timed}
     places = [(dataset, network) for dataset in DATASETS for network in NAMES]
     columns = [f"{DATASETS[d]}, {NETWORKS[n].title}" for d, n in places]
     titles = [f"step time, {NETWORKS[network].title}" for network in NAMES]
@@ -150,12 +147,11 @@ def table(comparisons: dict[str, list[Comparison]], times: dict) -> str:
     for name, cells in comparisons.items():
         by_place = {(cell.dataset, cell.network): cell for cell in cells}
         gain, width = pooled(cells)
-        shown = [
-            _shown(cell.difference(LAST_EPOCHS), cell.half_width(LAST_EPOCHS))
-            if (cell := by_place.get(place))
-            else "not run"
-            for place in places
-        ]
+        both = {
+            place: (cell.difference(LAST_EPOCHS), cell.half_width(LAST_EPOCHS))
+            for place, cell in by_place.items()
+        }
+        shown = [_shown(*both[place]) if place in both else "not run" for place in places]
         measured = [times.get((name, network)) for network in NAMES]
         own = [f"{each['median']:.2f}x" if each else "not run" for each in measured]
         seeds = ", ".join(str(len(cell.seeds)) for cell in cells)
@@ -167,14 +163,12 @@ def _shown(gain: float, width: float) -> str:
     return f"{gain:+.2f}" + (f" ± {width:.2f}" if math.isfinite(width) else "")
 
 
-def picture(comparisons: dict[str, list[Comparison]], times: dict) -> Any:
-    import matplotlib.pyplot as plt
-
+def picture(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> Any:
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name, cells in comparisons.items():
         gain, width = pooled(cells)
         similarity, predictor = name.split(" ", 1)
-        known = [ratio["median"] for (of, _), ratio in times.items() if of == name]
+        known = [r["step_time"]["median"] for r in timed if r["method"] == name]
         axis.errorbar(
             np.mean(known) if known else math.nan,
             gain,
@@ -192,14 +186,12 @@ def picture(comparisons: dict[str, list[Comparison]], times: dict) -> Any:
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Neural Similarity Learning: what predictors cost"
     found = runs.RunRecords(results / PLACE).runs
-    if not found:
-        return f"{title}\n\nNot run."
     setting = Setting()
     backends = ", ".join(sorted({run["versions"]["backend"] for run in found}))
     return (
-        f"{title}\n\n{tables.commands(found)}: {TRAINING_IMAGES:,} training images, "
+        "## Neural Similarity Learning: what predictors cost\n\n"
+        f"{tables.commands(found)}: {TRAINING_IMAGES:,} training images, "
         f"{setting.epochs} epochs of Adam at {setting.learning_rate:g}, batches of "
         f"{setting.batch_size}. Validation accuracy less the plain network's in points, "
         f"paired by seed, the mean of the last {LAST_EPOCHS} epochs ± half its 95 % "
@@ -208,7 +200,7 @@ def section(results: pathlib.Path) -> str:
         "Times of a step over the plain "
         f"network's, on two cores without XLA, {BATCH} random images: "
         f"{tables.commands(costs(results))}."
-        f"\n\n{table(compare(found), step_times(results))}\n\n"
+        f"\n\n{table(compare(found), costs(results))}\n\n"
         "![Gain in accuracy against the time of a step](figures/predictors.png)"
     )
 
@@ -234,23 +226,18 @@ def main(_arguments: list[str]) -> None:
         return names | {"step_time": step_time(network, name)} | own
 
     if FLAGS.costs:
-        pairs: dict[runs.Key, str] = {
-            (network, name): f"{NETWORKS[network].title}, {name}"
-            for network in networks
-            for name in FLAGS.method or OWN
-        }
+        pairs = itertools.product(networks, FLAGS.method or OWN)
         runs.run_all(runs.RunRecords(path, COSTS, {"batch": BATCH}), pairs, measure)
     else:
-        titles: dict[runs.Key, str] = {
-            (dataset, network, name, seed): f"{DATASETS[dataset]}, "
-            f"{NETWORKS[network].title}, {METHODS[name].title}, seed {seed}"
-            for seed in map(int, FLAGS.seeds)
+        keys = [
+            (dataset, network, name, int(seed))
+            for seed in FLAGS.seeds
             for dataset in FLAGS.dataset or DATASETS
             for network in networks
             for name in FLAGS.method or METHODS
-        }
-        runs.run_all(records, titles, run)
-    comparisons, times = compare(records.runs), step_times(results)
+        ]
+        runs.run_all(records, keys, run)
+    comparisons, times = compare(records.runs), costs(results)
     print(f"\n{table(comparisons, times)}")
     runs.write_figures(results / "figures", {"predictors": picture(comparisons, times)})
 

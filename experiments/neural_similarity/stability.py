@@ -9,9 +9,8 @@ He's normal; the last layer, where a row says so, at a thousandth of it, as the 
 code does.
 """
 
-from __future__ import annotations
-
 import functools
+import itertools
 import pathlib
 import statistics
 from collections.abc import Callable
@@ -20,12 +19,14 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 import nsl_keras
 from experiments.common import command, runs, tables
 from experiments.common.convolutions import SIMILARITIES
 from experiments.no_harm import networks
 from experiments.no_harm.data import DATASETS, Images
+from experiments.no_harm.training import accuracy
 from nsl_keras.predictors import SimilarityPredictor
 
 FLAGS = flags.FLAGS
@@ -89,6 +90,11 @@ def define_flags() -> None:
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
 
 
+def options() -> dict[str, Any]:
+    names = ("epochs", "learning_rate", "momentum")
+    return {name: getattr(FLAGS, name) for name in names} | {"batch_size": BATCH}
+
+
 def digits_network(
     convolution: Callable[..., keras.layers.Layer], seed: int
 ) -> tuple[keras.Model, Images]:
@@ -141,21 +147,16 @@ def train(similarity: str, name: str, seed: int) -> dict[str, Any]:
         )
     model, images = digits_network(convolution, seed)
     followed = Losses()
-    model.fit(
-        images.train.images,
-        images.train.labels,
-        batch_size=BATCH,
-        epochs=FLAGS.epochs,
-        verbose=0,
-        callbacks=[followed, keras.callbacks.TerminateOnNaN()],
-    )
-    logits = model.predict(images.test.images, batch_size=250, verbose=0)
+    callbacks = [followed, keras.callbacks.TerminateOnNaN()]
+    own = {"batch_size": BATCH, "epochs": FLAGS.epochs, "verbose": 0}
+    x, y = images.train.images, images.train.labels
+    model.fit(x, y, callbacks=callbacks, **own)
     record = {
         "method": name,
         "similarity": similarity,
         "seed": seed,
         "parameters": model.count_params(),
-        "accuracy": float(np.mean(logits.argmax(axis=-1) == images.test.labels)),
+        "accuracy": accuracy(model, images.test),
         "losses": [float(f"{each:.4g}") for each in followed.losses],
         "largest_entry": largest_entry(model, images.test.images[:50]),
     }
@@ -166,51 +167,38 @@ def train(similarity: str, name: str, seed: int) -> dict[str, Any]:
 def table(found: list[dict]) -> str:
     """A line a predictor: accuracies, losses and predictions where training ended."""
     rows = []
-    for name in (PLAIN, *ROWS):
-        for similarity in SIMILARITIES:
-            own = [
-                r for r in tables.of_method(found, name) if r["similarity"] == similarity
+    for name, similarity in itertools.product((PLAIN, *ROWS), SIMILARITIES):
+        own = [r for r in tables.of_method(found, name) if r["similarity"] == similarity]
+        if not own or (name == PLAIN and similarity != next(iter(SIMILARITIES))):
+            continue
+        loss = statistics.mean(statistics.mean(run["losses"][-LAST:]) for run in own)
+        entries = [run["largest_entry"] for run in own if run["largest_entry"]]
+        accuracies = tables.percent(own, name, "accuracy").values()
+        rows.append(
+            [
+                *(ROWS[name].title if name in ROWS else "(no similarity)",),
+                *(similarity if name in ROWS else "", tables.mean(accuracies)),
+                *(f"{min(accuracies):.2f}", f"{loss:.3f}"),
+                *(f"{max(entries):.3g}" if entries else "", tables.seeds(own)),
             ]
-            if not own or (name == PLAIN and similarity != next(iter(SIMILARITIES))):
-                continue
-            title = ROWS[name].title if name in ROWS else "(no similarity)"
-            lowest = min(100 * run["accuracy"] for run in own)
-            loss = statistics.mean(statistics.mean(run["losses"][-LAST:]) for run in own)
-            entries = [run["largest_entry"] for run in own if run["largest_entry"]]
-            rows.append(
-                [
-                    title,
-                    similarity if name in ROWS else "",
-                    tables.mean(tables.percent(own, name, "accuracy").values()),
-                    f"{lowest:.2f}",
-                    f"{loss:.3f}",
-                    f"{max(entries):.3g}" if entries else "",
-                    tables.seeds(own),
-                ]
-            )
+        )
     columns = ["predictor", "M", "test accuracy, %", "worst seed", "training loss"]
     return tables.markdown([*columns, "largest entry predicted", "seeds"], rows)
 
 
 def picture(found: list[dict]) -> Any:
     """The losses of all seeds along the steps, means over some steps."""
-    from matplotlib.figure import Figure
-
     kinds = [kind for kind in SIMILARITIES if any(r["similarity"] == kind for r in found)]
     figure = Figure(figsize=(4.5 * len(kinds) + 3, 4), layout="constrained")
     axes = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     for axis, kind in zip(axes, kinds, strict=True):
         for number, name in enumerate((PLAIN, *ROWS)):
             own = [r for r in tables.of_method(found, name) if r["similarity"] == kind]
+            look = {"color": "black" if name == PLAIN else f"C{number - 1}", "linewidth": 1}
+            label = ROWS[name].title if name in ROWS else "(no similarity)"
             for run in own:
                 smooth = np.convolve(run["losses"], np.full(LAST, 1 / LAST), "valid")
-                label = ROWS[name].title if name in ROWS else "(no similarity)"
-                axis.plot(
-                    smooth,
-                    color="black" if name == PLAIN else f"C{number - 1}",
-                    linewidth=1,
-                    label=label if run is own[0] else None,
-                )
+                axis.plot(smooth, label=label if run is own[0] else None, **look)
         axis.set_title(kind)
         axis.set_xlabel("steps")
     axes[0].set_ylabel(f"training loss, mean of {LAST} steps")
@@ -219,16 +207,21 @@ def picture(found: list[dict]) -> Any:
     return figure
 
 
+def what_ran(records: runs.RunRecords) -> str:
+    setting = records.setting
+    return (
+        f"{tables.commands(records.runs)}: a narrow CNN on digits, {setting['epochs']} "
+        f"epochs of SGD at {setting['learning_rate']:g} with momentum "
+        f"{setting['momentum']:g}"
+    )
+
+
 def section(results: pathlib.Path) -> str:
-    title = "## Neural Similarity Learning, Section 3.3.1: predictors that train"
     records = runs.RunRecords(results / PLACE)
     found, setting = records.runs, records.setting
-    if not found:
-        return f"{title}\n\nNot run."
     return (
-        f"{title}\n\n{tables.commands(found)}: a narrow CNN on digits, {setting['epochs']} "
-        f"epochs of SGD at {setting['learning_rate']:g} with momentum "
-        f"{setting['momentum']:g}, batches of {setting['batch_size']}; both layers of a "
+        "## Neural Similarity Learning, Section 3.3.1: predictors that train\n\n"
+        f"{what_ran(records)}, batches of {setting['batch_size']}; both layers of a "
         "predictor start at He's normal, the last one of a small start at a thousandth of "
         "it. Accuracy on the test images after the last step, mean ± standard deviation "
         f"over seeds; the mean loss of the last {LAST} steps; the largest entry that any "
@@ -239,19 +232,15 @@ def section(results: pathlib.Path) -> str:
 
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
-    setting = {
-        **{"epochs": FLAGS.epochs, "learning_rate": FLAGS.learning_rate},
-        "momentum": FLAGS.momentum,
-        **{"batch_size": BATCH, "network": "narrow_cnn"},
-    }
+    setting = options() | {"network": "narrow_cnn"}
     records = runs.RunRecords(results / PLACE, setting=setting)
-    titles: dict[runs.Key, str] = {
-        (similarity, name, seed): f"{similarity}, {name}, seed {seed}"
-        for seed in map(int, FLAGS.seeds)
+    keys = [
+        (similarity, name, int(seed))
+        for seed in FLAGS.seeds
         for similarity in FLAGS.similarity or SIMILARITIES
         for name in FLAGS.method or [PLAIN, *ROWS]
-    }
-    runs.run_all(records, titles, train)
+    ]
+    runs.run_all(records, keys, train)
     print(f"\n{table(records.runs)}")
     runs.write_figures(results / "figures", {"stability": picture(records.runs)})
 

@@ -1,24 +1,17 @@
 """Tables 1 to 5 and 8 of Neural Similarity Learning from runs, beside the paper's."""
 
-from __future__ import annotations
-
 import pathlib
 
 from experiments.common import runs, tables
 from experiments.neural_similarity import methods
 
+_SERVED = "served_parameters"
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
 
 
 def sections(results: pathlib.Path) -> str:
     found = runs.all_of(results / "neural_similarity.jsonl")
-    ran = {number for records in found for number in tables_of(records)}
-    published = [
-        number for number, each in methods.TABLES.items() if any(each.errors.values())
-    ]
-    rest = [number for number in published if number not in ran]
-    parts = [TITLE, *map(section, found), *([not_run(rest)] if rest else [])]
-    return "\n\n".join(parts)
+    return "\n\n".join([TITLE, *map(section, found)])
 
 
 def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
@@ -47,11 +40,7 @@ def apart(results: pathlib.Path, name: str, rates: tuple[float, ...]) -> str:
 
     made = tables.compared(
         found,
-        {
-            name: method.title
-            for name, method in table.methods.items()
-            if tables.of_method(found, name)
-        },
+        {n: row for n, row in table.methods.items() if tables.of_method(found, n)},
         table.baseline,
         ("error, %", "difference to baseline"),
         lambda name: errors(rates[0], name),
@@ -89,26 +78,6 @@ def tables_of(records: runs.RunRecords) -> list[str]:
     ]
 
 
-def not_run(numbers: list[str]) -> str:
-    """Markdown of tables of which nothing was run: the paper's figures alone."""
-    parts = ["### Not run", "The paper's errors, in %."]
-    for number in numbers:
-        table = methods.TABLES[number]
-        datasets = list(
-            dict.fromkeys(name for errors in table.errors.values() for name in errors)
-        )
-        rows = [
-            [
-                method.title,
-                *(tables.figure(table.errors[name].get(dataset)) for dataset in datasets),
-            ]
-            for name, method in table.methods.items()
-        ]
-        made = tables.markdown(["method", *datasets], rows)
-        parts.append(f"{_title(number)}\n\n{made}")
-    return "\n\n".join(parts)
-
-
 def _heading(setting: dict, found: list[dict], part: str = "test") -> str:
     recipe = setting["recipe"]
     variant = f" ({setting['variant']} variant)" if setting["variant"] else ""
@@ -136,11 +105,12 @@ def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) 
             "paper, top-5": lambda name: tables.figure(table.top_5_errors.get(name)),
             "top-5": lambda name: tables.mean(_errors(found, name, "test_top_5").values()),
         }
-    if any("served_parameters" in run for run in found):
-        more["parameters, served"] = lambda name: _served_parameters(found, name)
+    served = {r["method"]: f"{r['served_parameters']:,}" for r in found if _SERVED in r}
+    if served:
+        more["parameters, served"] = lambda name: served.get(name, "")
     made = tables.compared(
         found,
-        {name: method.title for name, method in table.methods.items()},
+        table.methods,
         table.baseline,
         ("error, %", "difference to baseline"),
         lambda name: _errors(found, name, "test_accuracy"),
@@ -148,18 +118,8 @@ def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) 
         more,
         trials,
     )
-    return f"{_title(number)}\n\n{made}"
-
-
-def _served_parameters(found: list[dict], method: str) -> str:
-    runs_of = tables.of_method(found, method)
-    counts = [run["served_parameters"] for run in runs_of if "served_parameters" in run]
-    return f"{counts[0]:,}" if counts else ""
-
-
-def _title(number: str) -> str:
-    title = methods.TABLES[number].title
-    return f"Table {number}. {title}" if number.isdigit() else title
+    title = f"Table {number}. {table.title}" if number.isdigit() else table.title
+    return f"{title}\n\n{made}"
 
 
 def _errors(found: list[dict], method: str, key: str) -> dict[int, float]:

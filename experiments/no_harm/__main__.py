@@ -12,8 +12,6 @@ own, which shares the networks that have none. Processes may share a matrix, eac
 sets or networks that no other has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os
@@ -24,11 +22,12 @@ import tensorflow as tf
 from absl import flags
 
 from experiments.common import command, runs
-from experiments.no_harm import matrix, report
+from experiments.no_harm import report
+from experiments.no_harm.comparison import undecided
 from experiments.no_harm.data import DATASETS
 from experiments.no_harm.methods import METHODS
 from experiments.no_harm.networks import BATCH_NORMS, NETWORKS
-from experiments.no_harm.training import Setting
+from experiments.no_harm.training import Setting, run_cell
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("dataset", [], list(DATASETS), "Image sets; all if none is given.")
@@ -52,7 +51,6 @@ def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / report.PLACE
     records = runs.RunRecords(path, setting.batch_norm, dataclasses.asdict(setting))
     seeds = [int(seed) for seed in FLAGS.seeds]
-    # The cheapest image sets come first.
     datasets = [name for name in DATASETS if name in (FLAGS.dataset or DATASETS)]
     networks = [name for name in NETWORKS if name in (FLAGS.network or NETWORKS)]
     if setting.batch_norm != "keras":
@@ -64,11 +62,11 @@ def main(_arguments: list[str]) -> None:
         )
     methods = FLAGS.method or METHODS
     for cell in itertools.product(seeds, datasets, networks):
-        matrix.run_cell(records, setting, cell, methods, FLAGS.data_dir)
+        run_cell(records, setting, cell, methods, FLAGS.data_dir)
     others = (seed for seed in range(FLAGS.most_seeds) if seed not in seeds)
     for cell in itertools.product(others, datasets, networks):
-        needed = matrix.undecided(records, cell, methods, seeds, FLAGS.most_seeds)
-        matrix.run_cell(records, setting, cell, needed, FLAGS.data_dir)
+        needed = undecided(records.runs, cell, methods, seeds, FLAGS.most_seeds)
+        run_cell(records, setting, cell, needed, FLAGS.data_dir)
     print(f"\nRuns are in {records.path}.")
 
 

@@ -5,8 +5,6 @@ shares of the classes; at most 2,000 of the test images are used, to save time. 
 Omniglot use all their training images with every seed.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 
@@ -89,15 +87,9 @@ def _omniglot(data_dir: str | None) -> Images:
     members = np.stack([np.flatnonzero(found.labels == each) for each in classes])
 
     def part(indices: np.ndarray) -> Split:
-        images = (
-            data.resized_images(255 - found.images[indices.ravel()], OMNIGLOT_SIZE) / 255
-        )
-        return Split(
-            np.clip(images, 0, 1), np.repeat(np.arange(len(indices)), len(indices.T))
-        )
+        strokes = 255 - found.images[indices.ravel()]
+        images = np.clip(data.resized_images(strokes, OMNIGLOT_SIZE) / 255, 0, 1)
+        return Split(images, np.repeat(np.arange(len(indices)), len(indices.T)))
 
-    return Images(
-        part(members[:, :OMNIGLOT_TRAINING]),
-        part(members[:, OMNIGLOT_TRAINING:]),
-        len(classes),
-    )
+    parts = np.split(members, [OMNIGLOT_TRAINING], axis=1)
+    return Images(*map(part, parts), len(classes))

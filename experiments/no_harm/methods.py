@@ -1,7 +1,5 @@
 """The methods, each used as its docstring shows it, with every default."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -33,9 +31,6 @@ class Method(NamedTuple):
     baseline: str = PLAIN
     #: The learning rate over the setting's.
     rate: float = 1.0
-
-    def suits(self, network: networks.Network) -> bool:
-        return network.batch_norm or not self.batch_norm
 
 
 def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:

@@ -1,7 +1,5 @@
 """Small networks as one writes them with Keras, for images of 8x8 pixels and more."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -89,9 +87,8 @@ def no_batch_norm(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> T
     for stage, filters in enumerate(WIDTHS):
         if stage:
             x = layers.MaxPooling2D()(x)
-        x = convolution(
-            filters, 3, padding="same", activation="relu", name=f"stage_{stage}"
-        )(x)
+        options = {"padding": "same", "activation": "relu", "name": f"stage_{stage}"}
+        x = convolution(filters, 3, **options)(x)
     return layers.Dense(64, activation="relu", name="hidden")(layers.Flatten()(x))
 
 

@@ -1,7 +1,6 @@
 """The page of the do-no-harm matrix, from the records of its runs."""
 
-from __future__ import annotations
-
+import itertools
 import pathlib
 import statistics
 
@@ -57,16 +56,14 @@ over the seeds whose two runs one command made, "unknown" where there is none.""
 
 
 def _section(owner: str, found: list[dict]) -> str:
-    title, comparisons = f"## With {owner} batch norms", compare(found)
-    if not comparisons:
-        return f"{title}\n\nNot run."
+    comparisons = compare(found)
     own = [each for each in comparisons if each.method in OWN]
     (above, below), (above_of_last, below_of_last) = (
         [sum(sign * c.difference(n) > c.half_width(n) for c in own) for sign in (1, -1)]
         for n in (1, LAST_EPOCHS)
     )
     large = sum(each.has_large_gap for each in own)
-    return f"""{title}
+    return f"""## With {owner} batch norms
 
 Means over the cells, differences ± their standard deviation:
 
@@ -127,23 +124,22 @@ def _named(cell: Comparison) -> str:
 def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
     """Markdown: a row a cell, a column a method."""
     rows = []
-    for dataset in DATASETS:
-        for network in NETWORKS:
-            place = dataset, network
-            newest = {
-                r["seed"]: r
-                for r in found
-                if (r["dataset"], r["network"], r["method"]) == (*place, PLAIN)
-            }
-            plain = newest.values()
-            cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
-            if cells:
-                title = f"{DATASETS[dataset].title}, {NETWORKS[network].title}"
-                shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
-                accuracies = map(comparison.test_accuracy, plain)
-                rows.append([title, tables.mean(accuracies), *shown])
+    for place in itertools.product(DATASETS, NETWORKS):
+        cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
+        if not cells:
+            continue
+        plain = [r for r in tables.of_method(found, PLAIN) if _place(r) == place]
+        newest = {run["seed"]: run for run in plain}.values()
+        title = f"{DATASETS[place[0]].title}, {NETWORKS[place[1]].title}"
+        shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
+        accuracies = map(comparison.test_accuracy, newest)
+        rows.append([title, tables.mean(accuracies), *shown])
     columns = ["cell", "plain", *(method.title for method in COMPARED.values())]
     return tables.markdown(columns, rows)
+
+
+def _place(run: dict) -> tuple[str, str]:
+    return run["dataset"], run["network"]
 
 
 def _difference(cell: Comparison) -> str:

@@ -1,21 +1,21 @@
 """A first training as a newcomer writes it, and what is recorded of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import statistics
 import time
+from collections.abc import Collection
 from typing import Any
 
 import keras
 import numpy as np
 
 import nsl_keras
+from experiments.common import runs
 from experiments.common.data import Split
-from experiments.no_harm.data import Images
-from experiments.no_harm.methods import PLAIN_METHOD, Method
-from experiments.no_harm.networks import BATCH_NORMS, Network
+from experiments.no_harm.data import DATASETS, Images
+from experiments.no_harm.methods import METHODS, PLAIN_METHOD, Method
+from experiments.no_harm.networks import BATCH_NORMS, NETWORKS, Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +71,9 @@ class Cell:
         self, model: keras.Model, pretrained: bool = False, rate: float = 1.0
     ) -> dict[str, Any]:
         setting, (train, test, _) = self.setting, self.images
-        model.compile(
-            optimizer=keras.optimizers.Adam(setting.learning_rate * rate),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras.optimizers.Adam(setting.learning_rate * rate)
+        model.compile(optimizer, loss, metrics=["accuracy"])
         first_epoch = setting.epochs if pretrained else 0
         compared = train.take(setting.compared_images)
         record: dict[str, Any] = {"parameters": model.count_params()}
@@ -84,14 +82,10 @@ class Cell:
             generator = np.random.default_rng([self.seed, first_epoch + epoch])
             order = generator.permutation(len(train.labels))
             start = time.process_time()
+            images, labels = train.images[order], train.labels[order]
+            options = {"batch_size": setting.batch_size, "shuffle": False, "verbose": 0}
             try:
-                losses = model.fit(
-                    train.images[order],
-                    train.labels[order],
-                    batch_size=setting.batch_size,
-                    shuffle=False,
-                    verbose=0,
-                ).history["loss"]
+                losses = model.fit(images, labels, **options).history["loss"]
             except nsl_keras.NonFiniteLossError as error:
                 record["failed"] = f"epoch {epoch + 1}: {error}"
                 losses = [None]
@@ -137,3 +131,35 @@ def accuracies_by_mode(
         logits.append(keras.ops.convert_to_numpy(outputs))
     right = np.concatenate(logits).argmax(axis=-1) == split.labels
     return {"training": float(np.mean(right)), "inference": accuracy(model, split)}
+
+
+def run_cell(
+    records: runs.RunRecords,
+    setting: Setting,
+    cell: tuple[int, str, str],
+    methods: Collection[str] = METHODS,
+    data_dir: str | None = None,
+) -> None:
+    """Makes the runs of a seed, an image set and a network, none of them twice."""
+    seed, dataset, network = cell
+    keys: list[runs.Key] = [
+        (dataset, network, name, seed)
+        for name, method in METHODS.items()
+        if name in methods and (NETWORKS[network].batch_norm or not method.batch_norm)
+    ]
+    if all(map(records.holds, keys)):
+        return
+    images = DATASETS[dataset].load(seed, data_dir)
+    trained = Cell(setting, images, NETWORKS[network], seed)
+
+    def run(dataset: str, network: str, name: str, seed: int) -> dict:
+        start = time.process_time()
+        names = {"dataset": dataset, "network": network, "method": name, "seed": seed}
+        record = names | trained.run(METHODS[name])
+        seconds = time.process_time() - start
+        accuracy = 100 * record["test_accuracy"][-1]
+        print(f"{accuracy:.2f} %, {seconds:.0f} seconds of a core", flush=True)
+        return record | {"core_seconds": seconds} | runs.about("no_harm")
+
+    runs.run_all(records, keys, run)
+    keras.utils.clear_session()

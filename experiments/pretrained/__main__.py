@@ -13,10 +13,9 @@ Methods that change the backbone start from the logistic regression on its featu
 a difference to it is what the change gives.
 """
 
-from __future__ import annotations
-
 import functools
 import io
+import itertools
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ import numpy as np
 from absl import flags
 from PIL import Image
 from scipy import ndimage
+from sklearn.linear_model import LogisticRegression
 
 import nsl_keras
 from experiments.common import command, image_folders, runs
@@ -128,16 +128,14 @@ def backbone() -> keras.Model:
     return efficientnet.efficientnet_lite0(IMAGE_SIZE)
 
 
-def features(images: np.ndarray) -> np.ndarray:
-    return backbone().predict(images, batch_size=BATCH, verbose=0)
+def features(images: np.ndarray, network: keras.Model | None = None) -> np.ndarray:
+    return (network or backbone()).predict(images, batch_size=BATCH, verbose=0)
 
 
 def classifier(few: Few, network: keras.Model | None = None) -> keras.Model:
     """The network and a dense layer: the logistic regression on the features."""
-    from sklearn.linear_model import LogisticRegression
-
     network = network or backbone()
-    found = network.predict(few.images, batch_size=BATCH, verbose=0)
+    found = features(few.images, network)
     found = LogisticRegression(max_iter=5_000).fit(found, few.labels)
     head = keras.layers.Dense(len(found.classes_), name="classifier")
     model = keras.Model(network.input, head(network.output))
@@ -148,12 +146,10 @@ def classifier(few: Few, network: keras.Model | None = None) -> keras.Model:
 def fit(
     model: keras.Model, x: np.ndarray, labels: np.ndarray, rate: float, epochs: int
 ) -> dict:
-    model.compile(
-        keras.optimizers.Adam(rate),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        # XLA would compile the network for longer than it trains.
-        jit_compile=keras.backend.backend() == "jax",
-    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # XLA would compile the network for longer than it trains.
+    jit_compile = keras.backend.backend() == "jax"
+    model.compile(keras.optimizers.Adam(rate), loss, jit_compile=jit_compile)
     model.fit(x, labels, batch_size=BATCH, epochs=epochs, verbose=0)
     return {"trained": sum(int(np.prod(each.shape)) for each in model.trainable_variables)}
 
@@ -200,14 +196,14 @@ class FixedStatistics(keras.layers.BatchNormalization):
 
 
 def with_batch_norms(
-    model: keras.Model, make: Callable[..., keras.layers.Layer]
+    model: keras.Model, kind: type[keras.layers.Layer], **changes: Any
 ) -> keras.Model:
-    """A copy whose batch norms `make` makes from their configurations."""
+    """A copy with batch norms of another kind."""
 
     def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
-        is_norm = isinstance(layer, keras.layers.BatchNormalization)
-        config = layer.get_config()
-        return make(**config) if is_norm else type(layer).from_config(config)
+        if isinstance(layer, keras.layers.BatchNormalization):
+            return kind(**{**layer.get_config(), **changes})
+        return type(layer).from_config(layer.get_config())
 
     copy = keras.models.clone_model(model, clone_function=clone)
     copy.set_weights(model.get_weights())
@@ -216,8 +212,7 @@ def with_batch_norms(
 
 def with_new_statistics(few: Few) -> keras.Model:
     """The classifier on the network with the statistics of the labeled images alone."""
-    norm = keras.layers.BatchNormalization
-    network = with_batch_norms(backbone(), lambda **own: norm(**{**own, "momentum": 0.0}))
+    network = with_batch_norms(backbone(), keras.layers.BatchNormalization, momentum=0.0)
     network(few.images, training=True)
     return classifier(few, network)
 
@@ -279,9 +274,8 @@ def _beta_alone(layer: keras.layers.Layer) -> None:
 
 def lora(rank: int, similarity: str | None = None) -> Run:
     """Keras's own, in every convolution that is not depthwise and has no similarity."""
-    return adapted(
-        similarity, keras.layers.Conv2D, change=lambda layer: layer.enable_lora(rank)
-    )
+    kind = keras.layers.Conv2D
+    return adapted(similarity, kind, change=lambda layer: layer.enable_lora(rank))
 
 
 _NORM, _ANY = keras.layers.BatchNormalization, keras.layers.Layer
@@ -309,8 +303,10 @@ METHODS: dict[str, Run] = {
     "statistics of batch norms": without_training(with_new_statistics),
 }
 #: Those without a rate.
-_OTHERS = "nearest centroid", "finetuner", "statistics of batch norms"
-FIXED = ("logistic regression", *_OTHERS)
+FIXED = (
+    *("logistic regression", "nearest centroid"),
+    *("finetuner", "statistics of batch norms"),
+)
 
 
 def main(_arguments: list[str]) -> None:
@@ -335,29 +331,24 @@ def main(_arguments: list[str]) -> None:
         if name in FIXED:
             return 0.0
         own = [each for each in trials.runs if each["method"] == name]
-        return max(
-            RATES, key=lambda r: np.mean([t["accuracy"] for t in own if t["rate"] == r])
-        )
+        found = [[t["accuracy"] for t in own if t["rate"] == rate] for rate in RATES]
+        return RATES[int(np.argmax(np.mean(found, axis=1)))]
 
-    tried: dict[runs.Key, str] = {
-        (name, place, str(rate)): f"{name} at {rate:g}, {place}, a trial"
-        for name in names
-        if name not in FIXED
-        for place in table.TRIED
-        for rate in RATES
-    }
+    trained = [name for name in names if name not in FIXED]
     runs.run_all(
-        trials, tried, lambda name, place, rate: run(name, place, 5, TRIAL, float(rate))
+        trials,
+        itertools.product(trained, table.TRIED, map(str, RATES)),
+        lambda name, place, rate: run(name, place, 5, TRIAL, float(rate)),
     )
-    titles: dict[runs.Key, str] = {
-        (name, place, shots, number): f"{name}, {place}, {shots} a class, draw {number}"
-        for number in map(int, FLAGS.seeds)
-        for shots in map(int, FLAGS.shots)
+    keys = [
+        (name, place, int(shots), int(number))
+        for number in FLAGS.seeds
+        for shots in FLAGS.shots
         for place in FLAGS.domain or table.DOMAINS
         for name in names
-    }
+    ]
     records = runs.RunRecords(path, "", setting)
-    runs.run_all(records, titles, lambda *key: run(*key, best_rate(key[0])))
+    runs.run_all(records, keys, lambda *key: run(*key, best_rate(key[0])))
     print(f"\n{table.table(records.runs)}\n\nWrote {path}")
 
 

@@ -4,8 +4,6 @@
 format, which is read here without PyTorch.
 """
 
-from __future__ import annotations
-
 import collections
 import importlib.util
 import pathlib
@@ -40,17 +38,12 @@ def efficientnet_lite0(image_size: int) -> keras.Model:
             strides = stride if repeat == 0 else 1
             before = x
             if expansion > 1:
-                wide = layers.Conv2D(
-                    expansion * x.shape[-1], 1, **_OPTIONS, name=f"{name}_expansion"
-                )
-                x = _unit(wide, x)
-            depthwise = layers.DepthwiseConv2D(
-                kernel_size, strides, **_OPTIONS, name=f"{name}_depthwise"
-            )
-            x = _unit(depthwise, x)
-            x = _unit(
-                layers.Conv2D(filters, 1, **_OPTIONS, name=f"{name}_projection"), x, False
-            )
+                own = {**_OPTIONS, "name": f"{name}_expansion"}
+                x = _unit(layers.Conv2D(expansion * x.shape[-1], 1, **own), x)
+            own = {**_OPTIONS, "name": f"{name}_depthwise"}
+            x = _unit(layers.DepthwiseConv2D(kernel_size, strides, **own), x)
+            own = {**_OPTIONS, "name": f"{name}_projection"}
+            x = _unit(layers.Conv2D(filters, 1, **own), x, active=False)
             if x.shape == before.shape:
                 x = layers.Add(name=f"{name}_add")([x, before])
             number += 1

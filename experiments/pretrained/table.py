@@ -1,7 +1,5 @@
 """What was gained on a pretrained network, from the records of its runs."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 
@@ -26,12 +24,10 @@ def table(found: list[dict], domains: Mapping[str, str] = TRIED) -> str:
     found = [run for run in found if run["domain"] in domains]
     parts: dict[str, list[dict]] = {}
     for shots in sorted({run["shots"] for run in found}):
-        parts[f"mean, {shots} a class"] = [run for run in found if run["shots"] == shots]
+        own = [run for run in found if run["shots"] == shots]
+        parts[f"mean, {shots} a class"] = own
         for domain, title in domains.items():
-            here = [
-                run for run in found if (run["shots"], run["domain"]) == (shots, domain)
-            ]
-            if here:
+            if here := [run for run in own if run["domain"] == domain]:
                 parts[f"{title}, {shots} a class"] = here
     rows = []
     for name in dict.fromkeys(run["method"] for run in found):
@@ -55,16 +51,13 @@ def table(found: list[dict], domains: Mapping[str, str] = TRIED) -> str:
 
 def _cell(found: list[dict], name: str) -> str:
     """The baseline's accuracies, or what a method has above them, paired by draw."""
+    pair = [tables.of_method(found, each) for each in (name, BASELINE)]
     own, baseline = (
-        {
-            (run["domain"], run["seed"]): 100 * run["accuracy"]
-            for run in tables.of_method(found, each)
-        }
-        for each in (name, BASELINE)
+        {(run["domain"], run["seed"]): 100 * run["accuracy"] for run in each}
+        for each in pair
     )
     if name == BASELINE:
         return tables.mean(own.values())
-    pair = [tables.of_method(found, each) for each in (name, BASELINE)]
     if tables.incomparable(*pair):
         return tables.NOT_COMPARABLE
     return tables.difference(own, baseline) or "not run"
@@ -80,8 +73,6 @@ def section(results: pathlib.Path, kind: str = "tried") -> str:
     title, domains = PARTS[kind]
     found = runs.RunRecords(results / PLACE).runs
     found = [run for run in found if run["domain"] in domains]
-    if not found:
-        return f"{title}\n\nNot run."
     largest = max((run.get("folded_difference", 0.0) for run in found), default=0.0)
     return (
         f"{title}\n\n{tables.commands(found)}: EfficientNet-Lite0 (ImageNet) on the seven "

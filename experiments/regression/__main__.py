@@ -12,8 +12,6 @@ Where the text leaves it open: everything is chosen in each fold, on a validatio
 its training data; means and variances are those of the rest of them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pathlib
@@ -23,6 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 from absl import flags
+from sklearn.neighbors import KNeighborsRegressor
 
 import nsl_keras
 from experiments.common import command, recipe, runs
@@ -43,15 +42,13 @@ flags.DEFINE_bool("features", False, "Entries in the space of the last layer's i
 flags.DEFINE_float("key_deviation", 0.05, "Standard deviation of keys at the start.")
 flags.DEFINE_integer("epochs", 1000, "Epochs at most.", lower_bound=1)
 flags.DEFINE_integer("patience", 10, "Epochs without a lower validation loss.")
-
-flags.DEFINE_multi_enum("method", [], ["fold", "knn"], "Networks, kNN; both by default.")
-
 #: Share of a fold's training data that is for choices, and the seed of folds and weights.
 VALIDATION_SHARE, SEED = 0.2, 0
 #: Steps between states, at least: a step takes some milliseconds.
 STEPS_KEPT = 100
-#: By the name of their records.
-PARTS = {"fold": "networks", "knn": "kNN"}
+#: Names of the records of networks, and of kNN.
+PARTS = ("fold", "knn")
+flags.DEFINE_multi_enum("method", [], list(PARTS), "Networks, kNN; both by default.")
 NEIGHBOR_COUNTS = (1, 2, 3, 5, 8, 12, 20, 30, 50)
 
 
@@ -66,8 +63,6 @@ def knn(fold: data.Fold) -> dict:
 
     With that number the examples of the validation part count as neighbors, too.
     """
-    from sklearn.neighbors import KNeighborsRegressor
-
     counts = [k for k in NEIGHBOR_COUNTS if k <= len(fold.train.x)]
     fitted = {k: KNeighborsRegressor(k).fit(fold.train.x, fold.train.y) for k in counts}
     errors = {k: error(fitted[k], fold.validation) for k in counts}
@@ -139,33 +134,25 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
         optimizer.exclude_from_weight_decay(var_list=spared)
     model.compile(optimizer, "mean_squared_error")
     batches = Batches(fold.train)
-    early_stopping = keras.callbacks.EarlyStopping(
+    stopping = keras.callbacks.EarlyStopping(
         patience=FLAGS.patience, restore_best_weights=True
     )
     epochs = -(-STEPS_KEPT // len(batches))
     backup = nsl_keras.callbacks.TrainingBackup(
-        state, [early_stopping], epochs, delete_checkpoint=False
+        state, [stopping], epochs, delete_checkpoint=False
     )
     history = model.fit(
         batches,
         shuffle=False,
         epochs=FLAGS.epochs,
-        validation_data=(fold.validation.x, fold.validation.y),
+        validation_data=tuple(fold.validation),
         validation_batch_size=1024,
-        callbacks=[backup, early_stopping, recipe.StopInTime(batches)],
+        callbacks=[backup, stopping, recipe.StopInTime(batches)],
         verbose=0,
     )
     losses = history.history["val_loss"]
     record = {**choice, "epochs": len(losses), "validation_mse": float(min(losses))}
     return model, record
-
-
-def trained(
-    fold: data.Fold, choices: Iterable[dict], state: pathlib.Path
-) -> list[tuple[keras.Model, dict]]:
-    return [
-        train(fold, each, state / "_".join(map(str, each.values()))) for each in choices
-    ]
 
 
 def best(trials: list[tuple[keras.Model, dict]]) -> tuple[keras.Model, dict]:
@@ -174,18 +161,24 @@ def best(trials: list[tuple[keras.Model, dict]]) -> tuple[keras.Model, dict]:
 
 def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
     """Chooses on the validation part, then looks at the test part once a method."""
+
+    def trained(choices: Iterable[dict], kind: str) -> list[tuple[keras.Model, dict]]:
+        places = ("_".join(map(str, each.values())) for each in choices)
+        pairs = zip(choices, places, strict=True)
+        return [train(fold, each, state / kind / place) for each, place in pairs]
+
     decays = list(map(float, FLAGS.decays))
     sizes = itertools.product(map(int, FLAGS.layers), map(int, FLAGS.units))
     first = [{"layers": n, "units": units, "decay": decays[0]} for n, units in sizes]
-    plain = trained(fold, first, state / "vanilla")
+    plain = trained(first, "vanilla")
     size = {key: best(plain)[1][key] for key in ("layers", "units")}
     others = [{**size, "decay": decay} for decay in decays[1:]]
-    plain += trained(fold, others, state / "vanilla")
+    plain += trained(others, "vanilla")
     choices = [
         {**size, "decay": decay, "temperature": temperature}
         for temperature, decay in itertools.product(map(float, FLAGS.temperatures), decays)
     ]
-    ours = trained(fold, choices, state / "neighborhoods")
+    ours = trained(choices, "neighborhoods")
     found: dict[str, dict] = {}
     for name, trials in (("vanilla", plain), ("neighborhoods", ours)):
         model, record = best(trials)
@@ -205,11 +198,8 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
 
 def main(_arguments: list[str]) -> None:
     found = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.data_file)
-    sizes = {
-        "examples": len(found.x),
-        "features": found.x.shape[1],
-        "outputs": found.y.shape[1],
-    }
+    sizes = {"examples": len(found.x), "features": found.x.shape[1]}
+    sizes["outputs"] = found.y.shape[1]
     print(f"{found.name}: {sizes}")
     names = (
         *("folds", "layers", "units", "decays", "temperatures"),
@@ -236,21 +226,13 @@ def main(_arguments: list[str]) -> None:
     )
 
     def run(name: str, number: int) -> dict:
+        record = {"fold": number, **runs.about("regression")}
         if name == "knn":
-            found: dict = {"knn": knn(folds[number])}
-        else:
-            found = run_fold(folds[number], records.state((name, number)))
-        return {"fold": number, **runs.about("regression"), **found}
+            return {**record, "knn": knn(folds[number])}
+        return record | run_fold(folds[number], records.state((name, number)))
 
-    titles: dict[runs.Key, str] = {
-        (name, number): f"Fold {number + 1}, {title}"
-        for number in range(FLAGS.folds)
-        for name, title in PARTS.items()
-        if not FLAGS.method or name in FLAGS.method
-    }
-    runs.run_all(records, titles, run)
-    print(f"\n{table.table([records])}\n")
-    print(f"Wrote {records.path}")
+    runs.run_all(records, runs.every(FLAGS.method or PARTS, range(FLAGS.folds)), run)
+    print(f"\n{table.table([records])}\n\nWrote {records.path}")
 
 
 if __name__ == "__main__":

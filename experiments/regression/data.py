@@ -1,16 +1,13 @@
 """Regression data for the example: scikit-learn's diabetes, UCI files, or your own."""
 
-from __future__ import annotations
-
-import dataclasses
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
+from sklearn.datasets import load_diabetes
 
 
-@dataclasses.dataclass(frozen=True)
-class RegressionData:
+class RegressionData(NamedTuple):
     """Inputs of shape `(n, features)` and targets of shape `(n, outputs)`."""
 
     name: str
@@ -39,20 +36,19 @@ def load(
     That has arrays `x` and `y`, is taken instead of `dataset`, and gives the name.
     """
     if data_file is not None:
-        data = _npz(_file("data_file", data_file))
+        path = _file("data_file", data_file)
+        # A file need not be the data set that has its name.
+        name = f"{path.stem}_file" if path.stem in DATASETS else path.stem
+        archive = np.load(path)
+        x, y = archive["x"].astype("float64"), archive["y"].astype("float64")
+        data = RegressionData(name, x, y.reshape(len(x), -1))
     elif dataset == "diabetes":
-        from sklearn.datasets import load_diabetes
-
         x, y = load_diabetes(return_X_y=True, scaled=False)
         data = RegressionData(dataset, x, y[:, None])
     else:
         data = _uci(dataset, data_dir)
-    for name in ("x", "y"):
-        if not np.all(np.isfinite(getattr(data, name))):
-            raise ValueError(
-                f"`data_file` must hold finite numbers. Received: {name} of {data.name} "
-                "with NaN or infinite ones"
-            )
+    if not (np.isfinite(data.x).all() and np.isfinite(data.y).all()):
+        raise ValueError(f"`data_file` must hold finite numbers. Received: {data.name}")
     return data
 
 
@@ -64,20 +60,6 @@ def _file(argument: str, *path: str) -> pathlib.Path:
             f"https://archive.ics.uci.edu). Received: {found}, which does not exist"
         )
     return found
-
-
-def _npz(path: pathlib.Path) -> RegressionData:
-    with np.load(path) as archive:
-        missing = {"x", "y"} - set(archive.files)
-        if missing:
-            raise ValueError(
-                f"`data_file` must hold arrays x and y. Received: {path} without "
-                f"{', '.join(sorted(missing))}"
-            )
-        x, y = archive["x"].astype("float64"), archive["y"].astype("float64")
-    # A file need not be the data set that has its name.
-    name = f"{path.stem}_file" if path.stem in DATASETS else path.stem
-    return RegressionData(name, x, y.reshape(len(x), -1))
 
 
 def _uci(dataset: str, data_dir: str | None) -> RegressionData:

@@ -1,14 +1,13 @@
 """Table 2 of Meta-Neighborhoods from the records that `experiments.regression` writes."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np
+from scipy.stats import ttest_rel
 
 from experiments.common import runs, tables
 
-METHODS = ("knn", "vanilla", "neighborhoods")
+PLACE = "regression.jsonl"
 #: Mean and deviation of kNN, vanilla and Meta-Neighborhoods in the paper.
 PUBLISHED = {
     "music": ("0.6812 ± 0.0062", "0.6236 ± 0.0056", "0.6088 ± 0.0050"),
@@ -47,38 +46,28 @@ def table(settings: list[runs.RunRecords]) -> str:
 
 def errors_of(found: list[dict]) -> dict[str, list[float]]:
     """Errors by method, in the order of the folds."""
-    parts = {
-        kind: sorted(
-            (run for run in found if run["key"][0] == kind), key=lambda run: run["fold"]
-        )
-        for kind in ("knn", "fold")
-    }
+    found = sorted(found, key=lambda run: run["fold"])
     # Older records of networks hold a kNN that was not fitted on the validation part.
-    errors = {
-        name: [run[name]["test_mse"] for run in parts["knn" if name == "knn" else "fold"]]
-        for name in METHODS
-    }
-    unadapted = [run["neighborhoods"]["test_mse_unadapted"] for run in parts["fold"]]
-    return errors | {"unadapted": unadapted}
+    knn, folds = ([r for r in found if r["key"][0] == kind] for kind in ("knn", "fold"))
+    errors = {"knn": [run["knn"]["test_mse"] for run in knn]}
+    for name in ("vanilla", "neighborhoods"):
+        errors[name] = [run[name]["test_mse"] for run in folds]
+    errors["unadapted"] = [run["neighborhoods"]["test_mse_unadapted"] for run in folds]
+    return errors
 
 
 def p_value(errors: dict[str, list[float]], other: str = "vanilla") -> float:
     """Of the t-test that pairs Meta-Neighborhoods with another method by fold."""
-    from scipy.stats import ttest_rel
-
     return float(ttest_rel(errors["neighborhoods"], errors[other]).pvalue)
 
 
 def section(results: pathlib.Path) -> str:
-    title = "## Meta-Neighborhoods, Table 2: regression"
-    settings = runs.all_of(results / "regression.jsonl")
-    if not settings:
-        return f"{title}\n\nNot run."
+    settings = runs.all_of(results / PLACE)
     ran = {records.name for records in settings}
     missing = [name for name in PUBLISHED if name not in ran]
     commands = ", ".join(tables.commands(records.runs) for records in settings)
     parts = [
-        title,
+        "## Meta-Neighborhoods, Table 2: regression",
         f"{commands}: mean squared error of normalized targets on test parts, mean ± "
         f"standard deviation over {settings[0].setting['protocol']['folds']} folds; "
         "the t-tests pair Meta-Neighborhoods with the vanilla network and kNN by fold. "

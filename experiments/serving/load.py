@@ -7,8 +7,6 @@ server's memory, latency at batch 1, and images a second. Writes results/serving
 --output_dir. The extra `serving` has what it needs.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import pathlib
@@ -25,6 +23,7 @@ from experiments.common import command, data, runs, tables
 
 FLAGS = flags.FLAGS
 MODEL = pathlib.Path(__file__).parents[2] / "saved_models" / "digits_neighborhoods" / "1"
+PLACE = "serving.jsonl"
 NAME = MODEL.parent.name
 #: Signatures of a prediction with adaptation and without.
 SIGNATURES = {"adapted": "serving_default", "plain": "unadapted"}
@@ -98,22 +97,23 @@ def images_per_second(
 
 
 def section(results: pathlib.Path) -> str:
-    for found in runs.read(results / "serving.jsonl"):
-        rows = {
-            "good requests that got what the model predicts": "{equal:,} of {good:,}",
-            "malformed ones that got status 400 or 422": "{refused:,} of {malformed:,}",
-            "server's memory, MiB, before and after": "{memory[0]}, {memory[1]}",
-        }
-        for name in SIGNATURES:
-            rows |= {
-                f"1 image, {name}, ms: median and 99th percentile": f"{{latency[{name}][0]"
-                f":.2f}}, {{latency[{name}][1]:.2f}}",
-                f"images a second in batches of 64, {name}": f"{{speed[{name}]:,.0f}}",
-            }
-        made = [[what, form.format(**found)] for what, form in rows.items()]
-        how = f"{tables.commands([found])}, {found['cores']} cores, shared with the client."
-        return f"{how}\n\n{tables.markdown(['what', 'found'], made)}"
-    return "Not run."
+    (found,) = runs.read(results / PLACE)
+    count = "{:,} of {:,}".format
+    rows = {
+        "good requests that got what the model predicts": count(
+            found["equal"], found["good"]
+        ),
+        "malformed ones that got status 400 or 422": count(
+            found["refused"], found["malformed"]
+        ),
+        "server's memory, MiB, before and after": "{}, {}".format(*found["memory"]),
+    }
+    for name in SIGNATURES:
+        latencies = ", ".join(f"{each:.2f}" for each in found["latency"][name])
+        rows[f"1 image, {name}, ms: median and 99th percentile"] = latencies
+        rows[f"images a second in batches of 64, {name}"] = f"{found['speed'][name]:,.0f}"
+    how = f"{tables.commands([found])}, {found['cores']} cores, shared with the client."
+    return f"{how}\n\n{tables.markdown(['what', 'found'], rows.items())}"
 
 
 def main(_arguments: list[str]) -> None:
@@ -134,7 +134,7 @@ def main(_arguments: list[str]) -> None:
             },
         }
     results = runs.results_folder(FLAGS.output_dir)
-    runs.RunRecords(results / "serving.jsonl").add(("load",), record)
+    runs.RunRecords(results / PLACE).add(("load",), record)
     print(section(results))
     pairs = (("equal", "good"), ("refused", "malformed"))
     sys.exit(any(record[one] != record[other] for one, other in pairs))

@@ -7,8 +7,6 @@ The networks and the recipe are the demo's, on scikit-learn's digits. Writes, be
 accuracy in results/saved_models.jsonl. Models that are there are replaced.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -70,13 +68,8 @@ def main(_arguments: list[str]) -> None:
         keras.utils.set_random_seed(0)
         model = build_model(name, setting, found.image_shape, len(found.class_names), 0)
         compile_model(model, setting.recipe(name, len(found.train.images)))
-        model.fit(
-            found.train.images,
-            found.train.labels,
-            batch_size=setting.batch_size,
-            epochs=setting.epochs,
-            verbose=0,
-        )
+        options = {"batch_size": setting.batch_size, "epochs": setting.epochs}
+        model.fit(found.train.images, found.train.labels, verbose=0, **options)
         folder = output / "saved_models" / f"{DATASET}_{name}"
         shutil.rmtree(folder, ignore_errors=True)
         path = folder / "1"

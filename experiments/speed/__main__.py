@@ -10,8 +10,6 @@ Writes --output_dir/results/benchmarks.jsonl, a line a group and mode, and of th
 picture in --output_dir/results/figures/.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from typing import Any

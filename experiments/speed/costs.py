@@ -3,8 +3,6 @@
 One rule: sizes that do not grow stay those of the other groups.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ One rule: a callable returns one number that depends on everything it is timed f
 that nothing is pruned and the time ends when the work does.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,20 +30,11 @@ class Comparison:
     rounds: int = 15
 
     def rows(self) -> list[dict[str, Any]]:
-        ratios = timing.ratios_to_first(
-            self.steps, rounds=self.rounds, calls_per_round=self.calls_per_round
-        )
+        calls = {"calls_per_round": self.calls_per_round}
+        ratios = timing.ratios_to_first(self.steps, rounds=self.rounds, **calls)
         baseline, *candidates = ratios
-        return [
-            {
-                "case": self.case,
-                "baseline": baseline,
-                "candidate": candidate,
-                **ratios[candidate]._asdict(),
-                "calls_per_round": self.calls_per_round,
-            }
-            for candidate in candidates
-        ]
+        names = {"case": self.case, "baseline": baseline}
+        return [{**names, "candidate": c, **ratios[c], **calls} for c in candidates]
 
 
 def compared(

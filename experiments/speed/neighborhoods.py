@@ -4,8 +4,6 @@ Slow candidates are compared in separate rounds, so that they do not stretch the
 the rest.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -21,9 +19,7 @@ from experiments.speed import measure
 BATCH = 128
 FEATURES = 256
 CLASSES = 10
-NEIGHBORS = 5000
-STACK_NEIGHBORS = 1000
-STACK_WIDTH = 128
+NEIGHBORS, STACK_NEIGHBORS, STACK_WIDTH = 5000, 1000, 128
 #: Entries of the dictionaries on the curve of cost.
 SIZES = (100, 1_000, 10_000, 100_000)
 
@@ -70,13 +66,14 @@ def neighborhood_head(
     dropout_scope: str = "example",
     **options: Any,
 ) -> keras.layers.Layer:
-    """A head; it leaves half of the dictionary out in training, none in inference."""
-    dictionary = nsl_keras.layers.NeighborDictionary(
-        entries, dropout=0.5, dropout_scope=dropout_scope, seed=0
-    )
-    return nsl_keras.layers.MetaNeighborhoodHead(
-        head or cosine_head(), dictionary, **options
-    )
+    entries = dictionary(entries, dropout_scope=dropout_scope)
+    return nsl_keras.layers.MetaNeighborhoodHead(head or cosine_head(), entries, **options)
+
+
+def dictionary(entries: int, **options: Any) -> keras.layers.Layer:
+    """It leaves half of the entries out in training, none in inference."""
+    options |= {"dropout": 0.5, "seed": 0}
+    return nsl_keras.layers.NeighborDictionary(entries, **options)
 
 
 def cosine_head() -> keras.layers.Layer:
@@ -109,11 +106,8 @@ def model(
             ("Meta-Neighborhoods", nsl_keras.layers.CosineDense),
             ("Meta-Neighborhoods, Dense", keras.layers.Dense),
         ):
-            models[name] = nsl_keras.MetaNeighborhoodModel(
-                BACKBONES[title](),
-                make_head(classes),
-                nsl_keras.layers.NeighborDictionary(neighbors, dropout=0.5, seed=0),
-            )
+            parts = BACKBONES[title](), make_head(classes), dictionary(neighbors)
+            models[name] = nsl_keras.MetaNeighborhoodModel(*parts)
             models[name].build((None, *features.input_shape[1:]))
         case = f"{title}, {neighbors:,} entries, {classes} classes, batches of {batch}"
         for name, step in measure.OF_MODELS.items():

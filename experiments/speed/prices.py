@@ -5,8 +5,6 @@ the process before the first, when inputs and weights are there and nothing is t
 process of its own. Linux only.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import itertools

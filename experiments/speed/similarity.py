@@ -3,8 +3,6 @@
 Every network is the same but for its convolutions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 
@@ -32,11 +30,8 @@ def static(xla: bool) -> Iterator[measure.Comparison]:
         )
         for name, similarity in SIMILARITIES.items()
     }
-    images = tf.random.normal((BATCH, 32, 32, 3))
-    networks = {
-        name: nsl_keras.backbones.cnn9(convolution=each)
-        for name, each in convolutions.items()
-    }
+    images, cnn9 = tf.random.normal((BATCH, 32, 32, 3)), nsl_keras.backbones.cnn9
+    networks = {name: cnn9(convolution=each) for name, each in convolutions.items()}
     yield measure.compared("CNN-9, training step", networks, train, images, xla)
     networks |= {
         f"folded {name}": nsl_keras.convert.fold(networks[f"static {name}"])
@@ -56,19 +51,15 @@ def static(xla: bool) -> Iterator[measure.Comparison]:
 def network(xla: bool) -> Iterator[measure.Comparison]:
     """Yields comparisons of narrow networks, with what people put in their convolutions."""
     images = tf.random.normal((64, 32, 32, 3))
+    options = {"momentum": 0.9, "published": False, "filters": (16, 32, 64)}
     for number, title in (
         ("cost", "narrow CNN-9"),
         ("efficient", "narrow CNN-9, one tap"),
         ("mobile", "narrow MobileNet"),
     ):
-        table = methods.TABLES[number]
+        table, shape = methods.TABLES[number], (32, 32, 3)
         networks = {
-            method.title: methods.build(
-                *(table.network, method, (32, 32, 3), CLASSES),
-                momentum=0.9,
-                published=False,
-                filters=(16, 32, 64),
-            )
+            method.title: methods.build(table.network, method, shape, CLASSES, **options)
             for method in table.methods.values()
         }
         case = f"{title}, training step, B=64"
@@ -76,24 +67,18 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
         served = {name: methods.served(model) for name, model in networks.items()}
         case = f"{title}, one image"
         yield measure.compared(case, served, forward, images[:1], xla, calls_per_round=20)
-    networks = {
-        few_shot.METHODS[name].title: few_shot.classifier(
-            few_shot.features("cnn4", few_shot.METHODS[name].network, (32, 32, 3)),
-            FEW_SHOT_CLASSES,
-        )
-        for name in (
-            *("finetuning", "dynamic_nsn", "same_parameters"),
-            *("squeeze_excite", "condconv"),
-        )
-    }
+    networks = {}
+    names = ("finetuning", "dynamic_nsn", "same_parameters", "squeeze_excite", "condconv")
+    for row in (few_shot.METHODS[name] for name in names):
+        features = few_shot.features("cnn4", row.network, (32, 32, 3))
+        networks[row.title] = few_shot.classifier(features, FEW_SHOT_CLASSES)
     case = "few-shot CNN-4, training step, B=64"
     yield measure.compared(case, networks, train, images, xla)
     if xla:  # What it gains or costs.
         for name in ("finetuning", "dynamic_nsn"):
             title = few_shot.METHODS[name].title
-            modes = {"without XLA": False, "with XLA": True}
             steps = {
-                mode: train(networks[title], images, compiled)
-                for mode, compiled in modes.items()
+                "without XLA": train(networks[title], images, False),
+                "with XLA": train(networks[title], images, True),
             }
             yield measure.Comparison(f"{case}, {title}", steps)

@@ -1,7 +1,5 @@
 """The tables of the benchmarks in results/README.md."""
 
-from __future__ import annotations
-
 import pathlib
 
 from experiments.common import runs, tables
@@ -29,8 +27,6 @@ def measured(results: pathlib.Path, group: str) -> list[dict]:
 
 def _times(results: pathlib.Path, group: str) -> str:
     found = measured(results, group)
-    if not found:
-        return f"### {group}\n\nNot run."
     rows = [
         [
             *(row["case"], row["candidate"], row["baseline"], each["xla"]),

@@ -4,22 +4,11 @@ Absolute times move with whatever else a machine does. Rounds that run every can
 once, and the median of the per-round ratios, do not.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-
-
-class Ratio(NamedTuple):
-    """A candidate's time over the baseline's: the median, and its 95 % interval."""
-
-    median: float
-    low: float
-    high: float
-    rounds: int
 
 
 def ratios_to_first(
@@ -27,23 +16,22 @@ def ratios_to_first(
     rounds: int = 15,
     warm_up: int = 2,
     calls_per_round: int = 1,
-) -> dict[str, Ratio]:
+) -> dict[str, dict[str, Any]]:
     """Relates times of callables, each of which waits for its result, to the first's.
+
+    Returns medians and their 95 % intervals.
 
     The rounds are interleaved, and the first ones, which trace and compile, do not count.
     """
-    relative = _relative(list(steps.values()), rounds, warm_up, calls_per_round)
+    relative = _relative([*steps.values()], rounds, warm_up, calls_per_round)
     resampled = np.random.default_rng(0).integers(0, rounds, size=(1000, rounds))
     medians = np.median(relative[resampled], axis=1)
     low, high = np.percentile(medians, [2.5, 97.5], axis=0)
+    found = zip(np.median(relative, axis=0), low, high, strict=True)
+    names = ("median", "low", "high")
     return {
-        name: Ratio(
-            float(np.median(relative[:, column])),
-            float(low[column]),
-            float(high[column]),
-            rounds,
-        )
-        for column, name in enumerate(steps)
+        name: dict(zip(names, map(float, each), strict=True)) | {"rounds": rounds}
+        for name, each in zip(steps, found, strict=True)
     }
 
 

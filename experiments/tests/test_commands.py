@@ -176,7 +176,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run("experiments.demo", *flags)
     printed = run_well("experiments.demo", *flags)
-    assert "seed 0: finished before" in printed
+    assert "linear, 0: finished before" in printed
     linear, neighbors = records(tmp_path, "demo")
     assert "step_time_ratio" in linear and "step_time_ratio" in neighbors
     served = linear["served"]

@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 import nsl_keras
+from experiments.common.multiply_adds import multiply_adds as counted
 from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import training as few_shot_training
-from experiments.image_classification import curves, maxl
+from experiments.image_classification import maxl, pictures
 from experiments.image_classification import methods as image_methods
 from experiments.neural_similarity import methods as similarity_methods
 from experiments.tests.commands import tiny_images
@@ -98,10 +99,10 @@ def test_dictionaries_are_drawn_by_the_seeds_that_all_have():
     ]
     setting = {"dictionary": {"num_neighbors": 10, "temperature": 0.2}}
     titles = {name: each.title for name, each in image_methods.METHODS.items()}
-    figure = curves.by_dictionary(setting, records, titles)
+    figure = pictures.by_dictionary(setting, records, titles)
     sizes, peaks = (axis.lines[0].get_xydata().tolist() for axis in figure.axes)
     assert (sizes, peaks) == ([[10, 50], [20, 60]], [[5, 50]])
-    assert curves.by_dictionary(setting, records[-1:], titles) is None
+    assert pictures.by_dictionary(setting, records[-1:], titles) is None
 
 
 # Rows.
@@ -230,7 +231,7 @@ def test_multiply_adds_of_meta_neighborhoods(narrow):
     def adaptation(name):
         model = neighborhood_model(name)
         features, classes = model.dictionary.keys.shape[1], model.head.units
-        backbone = nsl_keras.convert.summary(model.backbone).multiply_adds
+        backbone, _ = counted(model.backbone)
         return image_methods.multiply_adds(model) - backbone, features, classes
 
     # Attention over 12 entries, their part of the adaptation, and the plain head.

@@ -1,13 +1,21 @@
-"""Relation networks: what is compared with what, and the squared error."""
+"""Learners of the few-shot table against NumPy, and what all of them can do."""
 
 import few_shot_episodes as data
 import keras
+import learner_harness as harness
 import numpy as np
 import pytest
-from layer_harness import as_numpy
+from helpers import as_numpy
+from keras import ops
 
 import nsl_keras
-from experiments.few_shot.relation import RelationLoss, RelationNet, relation_module
+from experiments.few_shot.learners import (
+    MatchingNet,
+    NearestNeighbor,
+    RelationLoss,
+    RelationNet,
+    relation_module,
+)
 
 SHAPE = (4, 5, 2)
 
@@ -61,19 +69,6 @@ def test_statistics_of_pairs(policy):
         np.testing.assert_allclose(found[episode], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_features_of_any_shape_with_a_custom_relation():
-    """Vectors: a relation that computes the sum over features of the class sum."""
-    pair = keras.Input((2 * data.SIZE,))
-    dense = keras.layers.Dense(1, kernel_initializer="ones")
-    relation = keras.Model(pair, dense(pair[:, : data.SIZE]))
-    (support, labels, queries), _ = data.episodes()
-    model = RelationNet(data.identity(), data.WAYS, relation)
-    found = as_numpy(model((support, labels, queries)))
-    for episode, way in np.ndindex(len(support), data.WAYS):
-        expected = support[episode][labels[episode] == way].sum()
-        np.testing.assert_allclose(found[episode, :, way], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_loss():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 4, 3)).astype("float32")
@@ -82,28 +77,60 @@ def test_loss():
     expected = ((scores - np.eye(3)[labels]) ** 2).mean()
     loss = RelationLoss()
     np.testing.assert_allclose(loss(labels, logits), expected, rtol=1e-5)
-    assert np.isnan(loss(labels + 1, logits))  # Some are outside the classes.
     again = keras.losses.deserialize(keras.losses.serialize(loss))
     assert type(again).__name__ == "RelationLoss" and again.name == loss.name
 
 
-def test_bad_input():
+def softmax(scores):
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def attended_labels(support, labels, queries, temperature):
+    """Class probabilities: attention on the labels."""
+    cosines = np.einsum("bqd,bsd->bqs", data.unit(queries), data.unit(support))
+    return softmax(cosines / temperature) @ np.eye(data.WAYS)[labels]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.01, 1e-3])
+def test_attention_on_the_labels(temperature):
+    """Of probabilities that are less than a float holds, too."""
     inputs, _ = data.episodes()
-    with pytest.raises(ValueError, match="`backbone` must return feature maps"):
-        RelationNet(data.identity(), data.WAYS)(inputs)
-    small, _ = data.episodes(shape=(3, 3, 2))
-    with pytest.raises(ValueError, match="`map_shape` must be at least 4x4"):
-        RelationNet(data.identity(3, 3, 2), data.WAYS)(small)
-    pair = keras.Input((*SHAPE[:2], 4))
-    wide = keras.Model(pair, keras.layers.Dense(2)(keras.layers.Flatten()(pair)))
-    inputs, _ = data.episodes(shape=SHAPE)
-    with pytest.raises(ValueError, match="`relation` must return one number"):
-        RelationNet(data.identity(*SHAPE), data.WAYS, wide)(inputs)
-    for arguments, name in (
-        ({"map_shape": (7, 7)}, "map_shape"),
-        ({"map_shape": (8, 8, 0)}, "map_shape"),
-        ({"filters": 0}, "filters"),
-        ({"units": 0}, "units"),
-    ):
-        with pytest.raises(ValueError, match=f"`{name}` must be"):
-            relation_module(**{"map_shape": (8, 8, 4), **arguments})
+    model = MatchingNet(data.identity(), data.WAYS, temperature=temperature)
+    found = ops.convert_to_numpy(model(inputs))
+    expected = attended_labels(*inputs, temperature)
+    np.testing.assert_allclose(np.exp(found), expected, rtol=1e-3, atol=1e-6)
+    assert np.all(np.isfinite(found)) and (temperature > 1e-3 or found.min() < -150)
+    assert not model.trainable_variables
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_nearest_neighbor(metric):
+    inputs, _ = data.episodes(batch=3)
+    model = NearestNeighbor(data.identity(), data.WAYS, metric=metric)
+    support, labels, queries = inputs
+    if metric == "cosine":
+        found = data.unit(queries) @ data.unit(support).swapaxes(1, 2)
+    else:
+        found = -((queries[:, :, None] - support[:, None]) ** 2).sum(-1)
+    is_own = labels[:, None, :, None] == np.arange(data.WAYS)
+    expected = np.where(is_own, found[..., None], -np.inf).max(axis=2)
+    np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+MATCHING = harness.metric(MatchingNet, temperature=0.1)
+RELATION = harness.metric(RelationNet, flat=False, batch_normalization="support")
+CASES = [
+    harness.LearnerCase("matching", MATCHING),
+    harness.LearnerCase("relation", harness.metric(RelationNet, flat=False)),
+    harness.LearnerCase("relation_support", RELATION),
+    harness.LearnerCase("neighbor", harness.metric(NearestNeighbor), trains=False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_learner(case, tmp_path):
+    model, inputs, labels = case.built(**({"run_eagerly": True} if case.trains else {}))
+    harness.check_shapes(model, inputs, as_numpy(model(inputs)))
+    harness.check_file(case, model, inputs, labels, tmp_path)
+    harness.check_adapt(case, tmp_path)
