@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from operator import attrgetter
 from typing import Any
 
@@ -21,20 +19,48 @@ from nsl_keras.similarity.static import StaticForm
 
 #: An entry in the file of a layer with a similarity.
 _MARK = "has_similarity"
-#: What `M` adds to the arguments of a plain layer.
-_OWN = ("similarity", "predictor", "kernel_trainable", "block_size")
 #: The attributes of a convolution that its dynamic `M` needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
 class WithSimilarity(nesting.KeepsFrozen):
-    """Private mixin, in front of a Keras layer: saves and folds a layer with a similarity.
+    """Private mixin, in front of a Keras layer: a layer with a static or dynamic `M`.
 
-    A subclass names the Keras layer as `plain`. The plain layer refuses saved weights: it
-    would ignore those of `M` and load the rest.
+    A subclass names the Keras layer as `plain`, which refuses the weights that it saves:
+    the plain layer would ignore those of `M` and load the rest.
     """
 
     plain: type[keras.layers.Layer]
+    #: The form of a predicted `M(x)`.
+    dynamic_form: type[DynamicForm] = DynamicForm
+    #: Further arguments of `set_similarity`.
+    own: tuple[str, ...] = ()
+
+    def __init__(
+        self, *args: Any, similarity: Any = "diagonal", predictor: Any = None, **kwargs: Any
+    ) -> None:
+        own = {name: kwargs.pop(name) for name in self.own if name in kwargs}
+        super().__init__(*args, **kwargs)
+        self.set_similarity(similarity, predictor, **own)
+
+    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+        """Gives a plain layer an `M`, which `build_similarity` builds."""
+        raise NotImplementedError
+
+    def form(self, name: str, similarity: Any, predictor: Any, **own: Any) -> BilinearForm:
+        """Returns an `M` for a kernel: a static one, or with a predictor a dynamic one."""
+        options = {"dtype": self.dtype_policy, "name": name, **own}
+        if predictor is None:
+            return StaticForm(similarity, **options)
+        return self.dynamic_form(similarity, predictor, **options)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        self.build_similarity(input_shape)
+
+    def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
+        """Builds the `M` of a plain layer that is built."""
+        raise NotImplementedError
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         """Returns the plain layer's variables that folding changes, with new values."""
@@ -47,10 +73,11 @@ class WithSimilarity(nesting.KeepsFrozen):
             ValueError: If the similarity is predicted, or the layer is not built yet.
         """
         folded = {id(variable): value for variable, value in self.folded_variables()}
-        plain: Any = plain_layer(self, self.get_config())
+        plain: Any = plain_layer(self)
         plain.build(self.get_build_config()["input_shape"])
         for name in ("activation", "recurrent_activation"):
-            own, copy = getattr(self, name, None), getattr(plain, name, None)
+            own: Any = getattr(self, name, None)
+            copy: Any = getattr(plain, name, None)
             # Keras builds an activation, such as `PReLU`, when it is first called.
             if isinstance(own, keras.layers.Layer) and own.built and not copy.built:
                 copy.build_from_config(own.get_build_config())
@@ -72,19 +99,19 @@ class WithSimilarity(nesting.KeepsFrozen):
         super().load_own_variables({key: store[key] for key in own})
 
 
-def plain_layer(layer: Any, config: dict[str, Any]) -> keras.layers.Layer:
-    """Makes the plain layer of a layer's config.
+def plain_layer(layer: Any) -> keras.layers.Layer:
+    """Makes the plain layer of a layer, or of a recurrent layer around a cell.
 
     It gets initializers and the like as objects: functions may not be registered.
     """
-    plain = layer.plain
-    given = {name: value for name, value in config.items() if name not in _OWN}
-    holder = getattr(layer, "cell", layer)
-    for name in given:
-        own = getattr(holder, name, None)
-        if callable(own) and not isinstance(own, keras.layers.Layer):
-            given[name] = own
-    return plain.from_config(given)
+    cell = getattr(layer, "cell", layer)
+    config: dict[str, Any] = {}
+    for name, value in layer.get_config().items():
+        if name not in ("similarity", "predictor", *cell.own):
+            own = getattr(cell, name, None)
+            is_object = callable(own) and not isinstance(own, keras.layers.Layer)
+            config[name] = own if is_object else value
+    return layer.plain.from_config(config)
 
 
 class NeuralSimilarity(WithSimilarity, FloatKernel):
@@ -95,56 +122,30 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
-    #: What computes the product with a predicted `M(x)`.
-    dynamic_form: type[DynamicForm] = DynamicForm
+    own: tuple[str, ...] = ("kernel_trainable",)
     # Read-only: the form holds them.
     similarity = property(attrgetter("bilinear_form.similarity"))
     predictor = property(attrgetter("bilinear_form.predictor"))
 
-    def __init__(
-        self,
-        *args: Any,
-        similarity: Any = "diagonal",
-        predictor: Any = None,
-        kernel_trainable: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.set_similarity(similarity, predictor, kernel_trainable)
-
     def set_similarity(
-        self, similarity: Any, predictor: Any, kernel_trainable: bool = True
+        self, similarity: Any, predictor: Any, kernel_trainable: bool = True, **own: Any
     ) -> None:
-        """Gives the layer an `M`, not built; with the plain layer's, that is `__init__`."""
         self._kernel_trainable = kernel_trainable
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-        options = {"dtype": self.dtype_policy, "name": "bilinear_form"}
-        if predictor is None:
-            self.bilinear_form: Any = StaticForm(similarity, **options)
-        else:
-            groups = getattr(self, "groups", 1)
-            validation.require(groups == 1, "groups", "1 with a predictor", groups)
-            self.bilinear_form = self.dynamic_form(similarity, predictor, **options)
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        super().build(input_shape)
-        self.build_similarity(input_shape)
+        fits, groups = predictor is None, getattr(self, "groups", 1)
+        validation.require(fits or groups == 1, "groups", "1 with a predictor", groups)
+        self.bilinear_form: Any = self.form("bilinear_form", similarity, predictor, **own)
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the `M` of a plain layer that is built."""
         self.require_plain_kernel()
-        shape = self.kernel.shape
-        if self.predictor is None:
-            self.bilinear_form.build(shape, self.filter_axes)
-        else:
-            self.bilinear_form.build(
-                shape,
-                tuple(input_shape),
-                geometry=self.geometry,
-                width=math.prod(shape[axis] for axis in self.filter_axes),
-                kernel_regularizer=self.kernel.regularizer,
-                is_depthwise=len(self.filter_axes) > 1,
-            )
+        self.bilinear_form.build(
+            tuple(self.kernel.shape),
+            self.filter_axes,
+            kernel_regularizer=self.kernel.regularizer,
+            input_shape=tuple(input_shape),
+            geometry=self.geometry,
+        )
         nesting.pass_on_frozen(self)
         if not self.kernel_trainable:
             self._set_flags_of_kernel()

@@ -147,7 +147,7 @@ def test_errors_of_predictors_that_look_ahead_or_do_not_fit():
         layer = NeuralSimilarityConv1D(6, size, padding=padding, predictor=predictor)
         layer.build((None, 11, 4))
 
-    with pytest.raises(ValueError, match=r"must not be pooled in a causal layer"):
+    with pytest.raises(ValueError, match=r"must be not pooled in a causal layer"):
         build(SharedSimilarityPredictor(SimilarityPredictor(pooled=True)))
     shared = SharedSimilarityPredictor()
     build(shared, padding="same")
@@ -253,13 +253,13 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         *(
             (
                 {"similarity": similarity, **DYNAMIC},
-                rf"`similarity` with a predictor .*{name}",
+                rf"`similarity` must be with a predictor neither .*{name}",
             )
             for similarity, name in (
                 (Diagonal(constraint="non_neg"), "Diagonal .*NonNeg"),
                 (Diagonal(initializer="glorot_uniform"), "Diagonal .*Glorot"),
                 (Diagonal(shared_by="filter"), "Diagonal .*'filter'"),
-                ("sparse", "Sparse .*predictor=.*sphere"),
+                ("sparse", "Sparse with"),
             )
         ),
         (
@@ -268,11 +268,11 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         ),
         (
             {"predictor": BLOCKS, "dilation_rate": 2},
-            r"`downsampling` to convolutions without dilation.*\(2, 2\)",
+            r"without `downsampling`, except in convolutions without dilation",
         ),
         (
             {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},
-            r"`predictor` must predict once for each block of positions .*downsampling=2",
+            r"`predictions` must be one for each block of `downsampling`: 4 along 7.*=9",
         ),
     ],
 )
@@ -288,7 +288,7 @@ def layer_on(inputs, **options):
 
 test_errors_of_layers_and_inputs = refusing(
     (lambda: FAMILY["depthwise_conv2d"].make_built(similarity="full"), "shared .*'Full'"),
-    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "inputs .* must be floats.*uint8"),
+    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "`inputs` must be floats.*uint8"),
     (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
 )

@@ -191,7 +191,7 @@ def test_gradient_of_the_boolean_shape_reaches_the_real_one(name, predictor):
 
 def test_errors_of_the_learned_shape():
     for similarity, message in (
-        ("diagonal", r"`learned_shape` needs a similarity with `learn_shape=True`"),
+        ("diagonal", r"`learn_shape` must be True for `learned_shape`"),
         (SHAPED, r"`learned_shape` needs a built"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -435,11 +435,11 @@ test_errors = refusing(
     (recipe_of(kind="mlp"), r"`kind` must be one of .*kind='mlp'"),
     (recipe_of(width=0), r"`width` must be .*width=0"),
     (recipe_of(start="zero"), r"`start` must be one of .*'zero'"),
-    (dense_with(SimilarityPredictor(pooled=True)), "of a predictor apply to convolu"),
-    (dense_with(SimilarityPredictor(downsampling=2)), "`downsampling` to convolutions"),
+    (dense_with(SimilarityPredictor(pooled=True)), "without `pooled` and `output_kern"),
+    (dense_with(SimilarityPredictor(downsampling=2)), "without `downsampling`, except in"),
     (
         dense_with(SharedSimilarityPredictor()),
-        "A shared `predictor` must be given to convolutions",
+        "`predictor` must be given to convolutions if it is shared",
     ),
     (
         lambda: SharedSimilarityPredictor(keras.layers.Conv2D(9, 3)),
@@ -447,6 +447,6 @@ test_errors = refusing(
     ),
     (
         lambda: NeuralSimilarityGRUCell(4, predictor=WITH_NORMS),
-        r"`batch_normalization` of the `predictor` of a recurrent cell must be None",
+        r"`batch_normalization` must be None or False in a recurrent cell.*=True",
     ),
 )

@@ -132,5 +132,8 @@ def test_conversion():
 test_errors = refusing(
     (lambda: built("conv2d", shared_by="channel"), "must be one of 'layer', 'filter'"),
     (lambda: built("conv2d", shared_by=0), "`shared_by` must be a positive integer"),
-    (lambda: built("conv2d", shared_by=3), "`shared_by` must be a divisor of the 4 channels .*=3"),
+    (
+        lambda: built("conv2d", shared_by=3),
+        "`shared_by` must be a divisor of the 4 channels .*=3",
+    ),
 )
