@@ -18,9 +18,11 @@ from similarity_layers import (
     assert_equal,
     identity_parameters,
     predicted_matrix,
+    randomize,
     static_matrix,
 )
 
+from nsl_keras import layers
 from nsl_keras.layers import NeuralSimilarityConv1D, NeuralSimilarityConv2D
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.similarities import Diagonal, Unconstrained
@@ -232,6 +234,34 @@ def test_fold_computes_the_same(name, dtype):
         # the plain layer rounds its own.
         tolerance = 1e-12 if dtype == "float64" else 1e-6
         assert_close(plain(inputs), outputs, tolerance, geometry)
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("predictor", [None, "cnn"])
+def test_a_separable_layer_is_the_depthwise_one_and_a_1x1_convolution(
+    predictor, data_format
+):
+    member = FAMILY["depthwise_conv2d"]
+    options = {"kernel_size": (2, 3), "depth_multiplier": 3, "data_format": data_format}
+    options |= {"similarity": "unconstrained", "predictor": predictor, "padding": "same"}
+    inputs = member.tensor(data_format=data_format)
+    separable = layers.NeuralSimilaritySeparableConv2D(5, **options)
+    separable.build(inputs.shape)
+    randomize(separable)
+    depthwise = layers.NeuralSimilarityDepthwiseConv2D(use_bias=False, **options)
+    depthwise.build(inputs.shape)
+    depthwise.set_weights(
+        [separable.kernel, *(each.value for each in separable.bilinear_form.weights)]
+    )
+    pointwise = keras.layers.Conv2D(5, 1, data_format=data_format)
+    between = depthwise(inputs)
+    pointwise.build(between.shape)
+    pointwise.set_weights([separable.pointwise_kernel, separable.bias])
+    assert_close(separable(inputs), pointwise(between), 1e-5)
+    if predictor is None:
+        assert_close(separable.fold()(inputs), separable(inputs), 1e-5)
+    separable.kernel_trainable = False
+    assert separable.trainable_variables == separable.bilinear_form.trainable_variables
 
 
 def at_each_position(predictor, context):
