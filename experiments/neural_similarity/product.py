@@ -37,3 +37,6 @@ class Product(similarities.Similarity):
 
     def matrix(self, parameters: Any, size: int) -> Any:
         return functools.reduce(ops.matmul, ops.unstack(parameters, self.factors, axis=-3))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "factors": self.factors}
