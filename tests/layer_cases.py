@@ -95,6 +95,7 @@ SHAPED = similarities.Diagonal(learn_shape=True)
 FOR_EACH_FILTER = similarities.Symmetric(shared_by="filter")
 TRANSPOSED = layers.NeuralSimilarityConv2DTranspose
 DEPTHWISE = partial(layers.NeuralSimilarityDepthwiseConv2D, depth_multiplier=2)
+SEPARABLE = partial(layers.NeuralSimilaritySeparableConv2D, 6, (2, 3))
 CONV1D, CONV3D = layers.NeuralSimilarityConv1D, layers.NeuralSimilarityConv3D
 CONVOLUTIONS = [
     conv2d("static_diagonal", 3, **SAME, activation="relu"),
@@ -144,6 +145,8 @@ CONVOLUTIONS = [
         partial(DEPTHWISE, (2, 3), similarity="symmetric", predictor="sphere"),
         4,
     ),
+    spatial("separable_static", partial(SEPARABLE, depth_multiplier=2, **SAME), 4),
+    spatial("separable_sphere", partial(SEPARABLE, predictor="sphere"), 9, 6),
 ]
 
 OTHER_IMAGES = [

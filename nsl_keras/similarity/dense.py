@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from operator import attrgetter
 from typing import Any
 
 import keras
 from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
@@ -17,12 +17,7 @@ from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 class VectorForm(DynamicForm):
     """A dynamic `M(x)` of vectors, in dense layers and recurrent cells."""
 
-    def build(  # type: ignore[override]
-        self, kernel_shape: tuple[int, ...], input_shape: Any = None, **of_layer: Any
-    ) -> None:
-        super().build(kernel_shape, (None, kernel_shape[0]), **of_layer)
-
-    def call(  # type: ignore[override]
+    def call(
         self,
         vectors: Tensor,
         seen: Tensor | None = None,
@@ -98,16 +93,8 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
 
     plain = keras.layers.Dense
     dynamic_form = VectorForm
-
-    def __init__(self, *args: Any, block_size: int | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.block_size = block_size
-
-    def set_similarity(
-        self, *args: Any, block_size: int | None = None, **kwargs: Any
-    ) -> None:
-        super().set_similarity(*args, **kwargs)
-        self.block_size = block_size
+    own = ("kernel_trainable", "block_size")
+    block_size = property(attrgetter("bilinear_form.block_size"))
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return super().call(inputs)
@@ -122,16 +109,6 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)
-
-    @property
-    def block_size(self) -> int | None:
-        """The number of features in a block; `None` for one block of all features."""
-        return self.bilinear_form.block_size
-
-    @block_size.setter
-    def block_size(self, value: int | None) -> None:
-        check = validation.positive_integer
-        self.bilinear_form.block_size = validation.optional(check, value, "block_size")
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "block_size": self.block_size}

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import similarities
+from nsl_keras import similarities, validation
 from nsl_keras.backend import Tensor, at_least_float32, map_chunks, wide_dtype
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.form import BilinearForm
@@ -36,39 +36,48 @@ class DynamicForm(BilinearForm):
         start = similarity.initializer
         at_identity = isinstance(start, keras.initializers.Identity) and start.gain == 1
         is_plain = similarity.shared_by == "layer" and similarity.constraint is None
-        if similarity.static_only or not at_identity or not is_plain:
-            raise ValueError(
-                "`similarity` with a predictor must not be `static_only`, and must not set "
-                "`initializer`, `constraint` or `shared_by`. Received: "
-                f"similarity={type(similarity).__name__} with "
-                f"{similarity.get_config()}, predictor={predictor!r}"
-            )
+        fits = at_identity and is_plain and not similarity.static_only
+        demand = (
+            "with a predictor neither `static_only` nor with an `initializer`, "
+            "`constraint` or `shared_by` of its own"
+        )
+        given = f"{type(similarity).__name__} with {similarity.get_config()}"
+        validation.require(fits, "similarity", demand, given)
 
     def build(
         self,
         kernel_shape: tuple[int, ...],
-        input_shape: tuple[Any, ...],
+        filter_axes: tuple[int, ...],
+        kernel_regularizer: Any,
+        input_shape: Any = None,
         geometry: Any = None,
-        **of_layer: Any,
+        width: int | None = None,
     ) -> None:
         """Makes the network for a kernel.
 
         Args:
             kernel_shape: Shape of the kernel.
-            input_shape: Shape of the layer's input, or of the vectors that `M` multiplies.
+            filter_axes: The axes of the kernel that number its filters; -2 and -1 of a
+                depthwise convolution, -2 of a transposed one.
+            kernel_regularizer: Regularizer of the kernel.
+            input_shape: Shape of the input of a convolution.
             geometry: Of a convolution, as in `predictors.LayerContext`.
-            **of_layer: Other fields of `predictors.LayerContext`.
+            width: As in `predictors.LayerContext`; `None` is the number of filters.
         """
-        super().build(kernel_shape)
+        self.measure(kernel_shape)
         self.geometry = geometry
         self.identity = self.similarity.start(self.taps, self.variable_dtype)
+        if self.on_vectors:
+            input_shape = (None, kernel_shape[0])
         context = predictors.LayerContext(
             input_shape=input_shape,
             identity=self.identity,
+            width=width or math.prod(kernel_shape[axis] for axis in filter_axes),
             is_diagonal=isinstance(self.similarity, similarities.Diagonal),
             geometry=self.geometry_of_network(),
+            kernel_regularizer=kernel_regularizer,
             dtype=self.dtype_policy,
-            **of_layer,
+            is_depthwise=len(filter_axes) > 1,
         )
         self.channel_axis = context.channel_axis
         #: The side of the blocks of positions that share one `M`.
@@ -155,13 +164,10 @@ class DynamicForm(BilinearForm):
         axes = range(1, len(positions) + 1)
         for axis, size in zip(axes, positions, strict=True):
             predicted = ops.shape(parameters)[axis]
-            known = isinstance(predicted, int) and isinstance(size, int)
-            if known and predicted != -(-size // self.block):
-                raise ValueError(
-                    "`predictor` must predict once for each block of positions with the "
-                    f"side `downsampling`. Received: downsampling={self.block}, "
-                    f"{predicted} predictions for {size} positions"
-                )
+            if isinstance(predicted, int) and isinstance(size, int):
+                blocks = -(-size // self.block)
+                demand = f"one for each block of `downsampling`: {blocks} along {size}"
+                validation.require(predicted == blocks, "predictions", demand, predicted)
         shape = list(ops.shape(parameters))
         for axis in axes:
             shape[axis] *= self.block

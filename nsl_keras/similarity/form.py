@@ -45,9 +45,11 @@ class BilinearForm(keras.layers.Layer):
     ) -> None:
         super().__init__(autocast=False, **kwargs)
         self.similarity = similarity
-        self.block_size = block_size
+        check = validation.positive_integer
+        self.block_size = validation.optional(check, block_size, "block_size")
 
-    def build(self, kernel_shape: tuple[int, ...]) -> None:
+    def measure(self, kernel_shape: tuple[int, ...]) -> None:
+        """Sets the numbers of taps and channels of a kernel."""
         self.on_vectors = len(kernel_shape) == 2
         if self.on_vectors:
             features, _ = kernel_shape
@@ -93,11 +95,8 @@ class BilinearForm(keras.layers.Layer):
     @property
     def learned_shape(self) -> Tensor:
         """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps."""
-        if not self.similarity.learn_shape:
-            raise ValueError(
-                "`learned_shape` needs a similarity with `learn_shape=True`. "
-                "Received: learn_shape=False"
-            )
+        learned = self.similarity.learn_shape
+        validation.require(learned, "learn_shape", "True for `learned_shape`", learned)
         validation.built(self, "learned_shape")
         threshold = self.similarity.shape_threshold
         kept = ops.convert_to_tensor(self.shape_parameters) > threshold

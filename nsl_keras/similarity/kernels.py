@@ -82,17 +82,12 @@ class FloatKernel(keras.layers.Layer):
         # JAX has symbols for unknown sizes, which Keras does not compute with.
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
         if hasattr(self, "kernel_size"):
-            if 0 in self.compute_output_shape(shape)[1:]:
-                raise ValueError(
-                    "Computed output size would be zero or negative: the kernel must fit "
-                    f"into the input. Received: kernel_size={self.kernel_size}, "
-                    f"input_shape={shape}"
-                )
-            if not keras.backend.is_float_dtype(inputs.dtype):
-                raise ValueError(
-                    "The inputs of a convolution must be floats. Received: inputs of dtype "
-                    f"{keras.backend.standardize_dtype(inputs.dtype)}"
-                )
+            is_float = keras.backend.is_float_dtype(inputs.dtype)
+            dtype = keras.backend.standardize_dtype(inputs.dtype)
+            validation.require(is_float, "inputs", "floats, of a convolution", dtype)
+            fits = 0 not in self.compute_output_shape(shape)[1:]
+            demand = "no smaller than the kernel: the output size would be zero or negative"
+            validation.require(fits, "inputs", demand, shape)
         # Integers too, in dense layers: Keras leaves them as they are.
         outputs = self.product(ops.cast(inputs, self.compute_dtype))
         if self.bias is not None:

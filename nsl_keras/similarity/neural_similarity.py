@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from operator import attrgetter
 from typing import Any
 
@@ -26,10 +25,42 @@ _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format"
 
 
 class WithSimilarity(nesting.KeepsFrozen, Foldable):
-    """Private mixin, in front of a Keras layer: saves a layer with a similarity.
+    """Private mixin, in front of a Keras layer: a layer with a static or dynamic `M`.
 
-    The plain layer refuses saved weights: it would ignore those of `M` and load the rest.
+    The plain layer refuses the weights that this layer saves: it would ignore those of `M`
+    and load the rest.
     """
+
+    #: The form of a predicted `M(x)`.
+    dynamic_form: type[DynamicForm] = DynamicForm
+    #: Further arguments of `set_similarity`.
+    own: tuple[str, ...] = ()
+
+    def __init__(
+        self, *args: Any, similarity: Any = "diagonal", predictor: Any = None, **kwargs: Any
+    ) -> None:
+        own = {name: kwargs.pop(name) for name in self.own if name in kwargs}
+        super().__init__(*args, **kwargs)
+        self.set_similarity(similarity, predictor, **own)
+
+    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+        """Gives a plain layer an `M`, which `build_similarity` builds."""
+        raise NotImplementedError
+
+    def form(self, name: str, similarity: Any, predictor: Any, **own: Any) -> BilinearForm:
+        """Returns an `M` for a kernel: a static one, or with a predictor a dynamic one."""
+        options = {"dtype": self.dtype_policy, "name": name, **own}
+        if predictor is None:
+            return StaticForm(similarity, **options)
+        return self.dynamic_form(similarity, predictor, **options)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        self.build_similarity(input_shape)
+
+    def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
+        """Builds the `M` of a plain layer that is built."""
+        raise NotImplementedError
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
@@ -46,59 +77,33 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     The layer holds its `M`, static or dynamic, as `bilinear_form`.
     """
 
-    own_attributes = ("bilinear_form", "_kernel_trainable")
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
-    #: What computes the product with a predicted `M(x)`.
-    dynamic_form: type[DynamicForm] = DynamicForm
+    own: tuple[str, ...] = ("kernel_trainable",)
+    own_attributes = ("bilinear_form", "_kernel_trainable")
     # Read-only: the form holds them.
     similarity = property(attrgetter("bilinear_form.similarity"))
     predictor = property(attrgetter("bilinear_form.predictor"))
 
-    def __init__(
-        self,
-        *args: Any,
-        similarity: Any = "diagonal",
-        predictor: Any = None,
-        kernel_trainable: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.set_similarity(similarity, predictor, kernel_trainable)
-
     def set_similarity(
-        self, similarity: Any, predictor: Any, kernel_trainable: bool = True
+        self, similarity: Any, predictor: Any, kernel_trainable: bool = True, **own: Any
     ) -> None:
-        """Gives the layer an `M`, not built; with the plain layer's, that is `__init__`."""
         self._kernel_trainable = kernel_trainable
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-        options = {"dtype": self.dtype_policy, "name": "bilinear_form"}
-        if predictor is None:
-            self.bilinear_form: Any = StaticForm(similarity, **options)
-        else:
-            groups = getattr(self, "groups", 1)
-            validation.require(groups == 1, "groups", "1 with a predictor", groups)
-            self.bilinear_form = self.dynamic_form(similarity, predictor, **options)
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        super().build(input_shape)
-        self.build_similarity(input_shape)
+        fits, groups = predictor is None, getattr(self, "groups", 1)
+        validation.require(fits or groups == 1, "groups", "1 with a predictor", groups)
+        self.bilinear_form: Any = self.form("bilinear_form", similarity, predictor, **own)
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the `M` of a plain layer that is built."""
         self.require_plain_kernel()
-        shape = self.kernel.shape
-        if self.predictor is None:
-            self.bilinear_form.build(shape, self.filter_axes)
-        else:
-            self.bilinear_form.build(
-                shape,
-                tuple(input_shape),
-                geometry=self.geometry,
-                width=math.prod(shape[axis] for axis in self.filter_axes),
-                kernel_regularizer=self.kernel.regularizer,
-                is_depthwise=len(self.filter_axes) > 1,
-            )
+        self.bilinear_form.build(
+            tuple(self.kernel.shape),
+            self.filter_axes,
+            kernel_regularizer=self.kernel.regularizer,
+            input_shape=tuple(input_shape),
+            geometry=self.geometry,
+        )
         nesting.pass_on_frozen(self)
         if not self.kernel_trainable:
             self._set_flags_of_kernel()

@@ -15,25 +15,12 @@ import keras
 import numpy as np
 
 from nsl_keras import similarities, validation
+from nsl_keras.similarity import sphere
 from nsl_keras.similarity.kernels import FloatDense, FloatEinsumDense
-from nsl_keras.similarity.sphere import (
-    SphereConv1D,
-    SphereConv2D,
-    SphereConv3D,
-    SphereDense,
-)
 from nsl_keras.training.normalization import BatchNormalization
 
 #: Minimum hidden width when it is derived from the layer's width.
 LEAST_WIDTH = 8
-
-#: Plain and hyperspherical layers, and poolings, by the number of spatial axes.
-LAYERS: dict[int, tuple[Any, Any, Any]] = {
-    0: (FloatDense, SphereDense, None),
-    1: (keras.layers.Conv1D, SphereConv1D, keras.layers.GlobalAveragePooling1D),
-    2: (keras.layers.Conv2D, SphereConv2D, keras.layers.GlobalAveragePooling2D),
-    3: (keras.layers.Conv3D, SphereConv3D, keras.layers.GlobalAveragePooling3D),
-}
 
 Layers: TypeAlias = list[keras.layers.Layer]
 
@@ -61,12 +48,7 @@ class LayerContext:
     geometry: Any
     kernel_regularizer: Any
     dtype: Any
-    is_depthwise: bool = False
-
-    @property
-    def channels(self) -> int:
-        """The number of channels, or features, of the input."""
-        return self.input_shape[self.channel_axis]
+    is_depthwise: bool
 
     @property
     def outputs(self) -> int:
@@ -89,13 +71,34 @@ class LayerContext:
         first = self.rank and self.geometry["data_format"] == "channels_first"
         return 1 if first else -1
 
+    def layer(
+        self,
+        name: str,
+        width: int,
+        geometry: dict[str, Any],
+        normalize: str | None = None,
+        **options: Any,
+    ) -> keras.layers.Layer:
+        """Returns a convolution or a dense layer; `normalize` makes it compare by angle."""
+        kind = f"Conv{self.rank}D" if self.rank else "Dense"
+        make: Any = FloatDense if kind == "Dense" else getattr(keras.layers, kind)
+        if normalize is not None:
+            make = partial(getattr(sphere, f"Sphere{kind}"), normalize=normalize)
+        return make(
+            width,
+            **geometry,
+            **{"use_bias": False, "kernel_regularizer": self.kernel_regularizer, **options},
+            dtype=self.dtype,
+            name=name,
+        )
+
     def sequential(self, layers: Layers, name: str) -> keras.Sequential:
         """Returns a network on the layer's input, of any sizes, built."""
         network = keras.Sequential(layers, name=name)
         network.dtype_policy = self.dtype  # Else it would cast to the global policy.
         network.supports_masking = True  # Its layers do; else Keras warns of a mask.
         shape: list[Any] = [None] * len(self.input_shape)
-        shape[self.channel_axis] = self.channels
+        shape[self.channel_axis] = self.input_shape[self.channel_axis]
         network.build(tuple(shape))
         return network
 
@@ -218,17 +221,16 @@ class SimilarityPredictor:
         """Returns a new network for a layer, built."""
         geometry, block = context.geometry, self.block_side(context)
         of_convolutions = self.pooled or self.output_kernel_size is not None
-        if (geometry is None and of_convolutions) or (block > 1 and not context.in_blocks):
-            raise ValueError(
-                "`pooled` and `output_kernel_size` of a predictor apply to convolutions, "
-                "`downsampling` to convolutions without dilation. Received: "
-                f"predictor={self}, geometry={geometry}"
-            )
-        if self.pooled and geometry["padding"] == "causal":
-            raise ValueError(
-                "`predictor` must not be pooled in a causal layer, which must not look "
-                f"ahead. Received: predictor={self}"
-            )
+        fits = context.rank or not of_convolutions
+        demand = "without `pooled` and `output_kernel_size`, except in convolutions"
+        validation.require(fits, "predictor", demand, self)
+        fits = block == 1 or context.in_blocks
+        demand = "without `downsampling`, except in convolutions without dilation"
+        validation.require(fits, "predictor", demand, self)
+        if self.pooled:
+            fits = geometry["padding"] != "causal"
+            demand = "not pooled in a causal layer, which must not look ahead"
+            validation.require(fits, "predictor", demand, self)
         if isinstance(self.kind, str):
             first, second, *norms = KINDS[self.kind]
             after_first, after_second = (context.is_diagonal or norm for norm in norms)
@@ -240,7 +242,7 @@ class SimilarityPredictor:
         else:
             layers = self.kind(self, context)
         if self.pooled:
-            _, _, pooling = LAYERS[context.rank]
+            pooling = getattr(keras.layers, f"GlobalAveragePooling{context.rank}D")
             layers.append(
                 pooling(geometry["data_format"], dtype=context.dtype, name="pooling")
             )
@@ -262,10 +264,11 @@ class SimilarityPredictor:
                 `batch_normalization` may decide otherwise.
         """
         width, (geometry, _) = self.hidden_width(context), self._geometries(context)
-        layer = self._layer(
-            context, "hidden", width, geometry, normalize, small_normal(0.1)
-        )
-        return [layer, *self._batch_norms(context, "hidden", "ones", batch_normalized)]
+        start = {"kernel_initializer": small_normal(0.1)}
+        return [
+            context.layer("hidden", width, geometry, normalize, **start),
+            *self._batch_norms(context, "hidden", batch_normalized),
+        ]
 
     def hidden_width(self, context: LayerContext) -> int:
         """Returns the width of the hidden layer: `width`, or the default for the layer."""
@@ -293,22 +296,28 @@ class SimilarityPredictor:
         """
         _, geometry = self._geometries(context)
         published = self.start == "published"
+        # The shift of the output: where it starts, if not at zero.
         shift = None if published or self.residual else context.identity.reshape(-1)
+        gamma = "ones" if published else "zeros"
         scales = self._batch_norms(
-            context, "output", "ones" if published else "zeros", batch_normalized, shift
+            *(context, "output", batch_normalized),
+            gamma_initializer=gamma,
+            beta_initializer=_constant(shift),
         )
-        initializer = small_normal(0.001)
+        start: Any = small_normal(0.001)
         if not published and not scales:
             if normalize in ("both", "kernel"):
                 # A cosine with a kernel of zeros would be large after the first step.
                 scales = [_scale(context, shift)]
             else:
-                initializer = keras.initializers.Zeros()
-        bias = None if scales else shift
-        layer = self._layer(
-            context, "output", context.outputs, geometry, normalize, initializer, bias
+                start = "zeros"
+        output = context.layer(
+            *("output", context.outputs, geometry, normalize),
+            kernel_initializer=start,
+            use_bias=shift is not None and not scales,
+            bias_initializer=_constant(shift),
         )
-        return [layer, *scales]
+        return [output, *scales]
 
     def _has_bottleneck(self, context: LayerContext) -> bool:
         given = self.start == "published" or self.output_kernel_size is not None
@@ -330,54 +339,19 @@ class SimilarityPredictor:
             return {**other, "kernel_size": 1}, own
         return own, other
 
-    def _layer(
-        self,
-        context: LayerContext,
-        name: str,
-        width: int,
-        geometry: dict[str, Any],
-        normalize: str | None,
-        initializer: keras.initializers.Initializer,
-        bias: np.ndarray | None = None,
-    ) -> keras.layers.Layer:
-        plain, sphere, _ = LAYERS[context.rank]
-        make = plain if normalize is None else partial(sphere, normalize=normalize)
-        return make(
-            width,
-            **geometry,
-            use_bias=bias is not None,
-            bias_initializer=_constant(bias),
-            kernel_initializer=initializer,
-            kernel_regularizer=context.kernel_regularizer,
-            dtype=context.dtype,
-            name=name,
-        )
-
     def _batch_norms(
-        self,
-        context: LayerContext,
-        after: str,
-        gamma: str,
-        by_default: bool,
-        beta: np.ndarray | None = None,
+        self, context: LayerContext, after: str, by_default: bool, **initializers: Any
     ) -> Layers:
         wanted = self.batch_normalization
-        options = wanted if isinstance(wanted, dict) else {}
         if not (wanted if isinstance(wanted, bool) else by_default):
             return []
-        momentum: dict[str, Any] = {"momentum": 0.9}
+        options: dict[str, Any] = {"momentum": 0.9}
         if self.start == "published":
-            momentum = {"momentum": 0.999, "momentum_warmup": False}
-        return [
-            BatchNormalization(
-                **{**momentum, **options},
-                axis=context.channel_axis,
-                beta_initializer=_constant(beta),
-                gamma_initializer=gamma,
-                dtype=context.dtype,
-                name=f"{after}_normalization",
-            )
-        ]
+            options = {"momentum": 0.999, "momentum_warmup": False}
+        if isinstance(wanted, dict):
+            options |= wanted
+        options |= {"axis": context.channel_axis, "dtype": context.dtype, **initializers}
+        return [BatchNormalization(**options, name=f"{after}_normalization")]
 
     def without_batch_norms(self) -> SimilarityPredictor:
         """Returns the recipe without default batch norms; explicit ones stay."""
@@ -387,14 +361,13 @@ class SimilarityPredictor:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        kind = keras.saving.serialize_keras_object(self.kind)
-        return {**vars(self), "kind": kind}
+        return {**vars(self), "kind": keras.saving.serialize_keras_object(self.kind)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SimilarityPredictor:
         """Returns a recipe with the arguments in a config."""
-        kind = keras.saving.deserialize_keras_object(config["kind"])
-        return cls(**{**config, "kind": kind})
+        deserialize = keras.saving.deserialize_keras_object
+        return cls(**{name: deserialize(each) for name, each in config.items()})
 
 
 def _constant(values: np.ndarray | None) -> Any:

@@ -19,73 +19,52 @@ from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dense import VectorForm
 from nsl_keras.similarity.neural_similarity import WithSimilarity
-from nsl_keras.similarity.static import StaticForm
 from nsl_keras.turning import Foldable
 
 
 class SimilarityCell(WithSimilarity):
     """Private mixin: gives `M_x x` and `M_h h` to the Keras cell behind it."""
 
+    dynamic_form = VectorForm
+    own = ("block_size",)
     # Read-only: the form of each kernel holds them.
     similarity = property(attrgetter("input_form.similarity"))
     predictor = property(attrgetter("input_form.predictor"))
     block_size = property(attrgetter("input_form.block_size"))
     own_attributes = ("input_form", "state_form")
 
-    def __init__(
-        self,
-        *args: Any,
-        similarity: Any = "diagonal",
-        predictor: Any = None,
-        block_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.set_similarity(similarity, predictor, block_size)
-
-    def set_similarity(
-        self, similarity: Any, predictor: Any, block_size: int | None = None
-    ) -> None:
-        """Gives the cell two `M`, not built; with the plain cell's, that is `__init__`."""
-        similarity, predictor = similarities.get(similarity), _without_state(predictor)
-        if similarity.learn_shape or similarity.shared_by != "layer":
-            raise ValueError(
-                "`learn_shape` and `shared_by` of a similarity must be left out in a "
-                f"recurrent cell. Received: learn_shape={similarity.learn_shape}, "
-                f"shared_by={similarity.shared_by!r}"
-            )
+    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
+        in_cell, shared_by = "in a recurrent cell", similarity.shared_by
+        demand = f"'layer' {in_cell}"
+        validation.require(shared_by == "layer", "shared_by", demand, shared_by)
+        learned = similarity.learn_shape
+        validation.require(not learned, "learn_shape", f"False {in_cell}", learned)
         # A cell runs in a loop, which no loss of a step can leave.
-        if predictor is not None and similarity.regularizer is not None:
-            raise ValueError(
-                "`regularizer` of a similarity must be left out with a predictor in a "
-                f"recurrent cell. Received: regularizer={similarity.regularizer}"
-            )
-        check = validation.positive_integer
-        size = validation.optional(check, block_size, "block_size")
+        fits = predictor is None or similarity.regularizer is None
+        demand = f"None {in_cell} with a predictor"
+        validation.require(fits, "regularizer", demand, similarity.regularizer)
+        if isinstance(predictor, predictors.SimilarityPredictor):
+            # A cell is called once per time step: batch norms would mix the statistics of
+            # all steps, and update their moving averages inside a loop.
+            norms, demand = predictor.batch_normalization, f"None or False {in_cell}"
+            fits = norms in (None, False)
+            validation.require(fits, "batch_normalization", demand, norms)
+            predictor = predictor.without_batch_norms()
         self.input_form, self.state_form = (
-            StaticForm(similarity, size, dtype=self.dtype_policy, name=name)
-            if predictor is None
-            else VectorForm(
-                similarity, predictor, block_size=size, dtype=self.dtype_policy, name=name
-            )
+            self.form(name, similarity, predictor, **own)
             for name in ("similarity", "recurrent_similarity")
         )
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        super().build(input_shape)
-        self.build_similarity(input_shape)
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds both `M` of a plain cell that is built."""
         for form, kernel in self.forms_and_kernels():
-            if form.predictor is None:
-                form.build(kernel.shape)
-            else:
-                form.build(
-                    kernel.shape,
-                    width=self.units,
-                    kernel_regularizer=kernel.regularizer,
-                )
+            form.build(
+                tuple(kernel.shape),
+                (-1,),
+                kernel_regularizer=kernel.regularizer,
+                width=self.units,
+            )
         nesting.pass_on_frozen(self)
 
     def forms_and_kernels(self) -> list[tuple[Any, keras.Variable]]:
@@ -113,21 +92,6 @@ class SimilarityCell(WithSimilarity):
             "predictor": serialize(self.predictor),
             "block_size": self.block_size,
         }
-
-
-def _without_state(predictor: Any) -> Any:
-    """Returns a predictor without batch norms, as a cell needs it."""
-    # A cell is called once per time step: batch norms would mix the statistics of all
-    # steps, and update their moving averages inside a loop.
-    predictor = predictors.get(predictor)
-    if not isinstance(predictor, predictors.SimilarityPredictor):
-        return predictor
-    if predictor.batch_normalization not in (None, False):
-        raise ValueError(
-            "`batch_normalization` of the `predictor` of a recurrent cell must be None or "
-            f"False. Received: predictor={predictor}"
-        )
-    return predictor.without_batch_norms()
 
 
 def applied(form: Any, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -323,9 +287,9 @@ class SimilarityRecurrent(nesting.KeepsFrozen, Foldable, keras.layers.RNN):
     recurrent_activation = property(attrgetter("cell.recurrent_activation"))
 
     def __init__(self, units: int, activation: Any = "tanh", **kwargs: Any) -> None:
-        kinds = (SimilarityCell, self.cell_type.plain)
-        names = [inspect.signature(kind.__init__).parameters.keys() for kind in kinds]
-        of_cell = {name: kwargs.pop(name) for name in set().union(*names) & set(kwargs)}
+        of_plain = inspect.signature(self.cell_type.plain.__init__).parameters
+        names = {"similarity", "predictor", *self.cell_type.own, *of_plain}
+        of_cell = {name: kwargs.pop(name) for name in names & set(kwargs)}
         both = {name: kwargs[name] for name in ("dtype", "trainable") if name in kwargs}
         cell = self.cell_type(units, activation, **of_cell, **both, name="cell")
         super().__init__(cell, **kwargs)

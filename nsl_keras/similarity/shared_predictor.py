@@ -98,21 +98,19 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
     def network(self, context: predictors.LayerContext) -> keras.Sequential:
         """Returns the adaptation of a layer, followed by the shared network."""
-        if context.geometry is None:
-            raise ValueError(
-                "A shared `predictor` must be given to convolutions. "
-                f"Received: {self.name!r} for a layer of vectors"
-            )
-        kernel_size, ones = context.geometry["kernel_size"], (1,) * context.rank
-        padding = "causal" if context.geometry["padding"] == "causal" else "same"
+        demand = "given to convolutions if it is shared"
+        validation.require(context.rank > 0, "predictor", demand, self.name)
+        geometry = context.geometry
+        kernel_size, ones = geometry["kernel_size"], (1,) * context.rank
+        padding = "causal" if geometry["padding"] == "causal" else "same"
         if self.shared_network is None:
-            changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
             shape = list(context.input_shape)
             shape[context.channel_axis] = self.adapted_filters
+            changes = {"strides": ones, "padding": padding, "dilation_rate": ones}
             adapted = dataclasses.replace(
                 context,
                 input_shape=tuple(shape),
-                geometry=context.geometry | changes,
+                geometry=geometry | changes,
                 kernel_regularizer=None,
                 is_depthwise=False,
             )
@@ -131,18 +129,12 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 f"all causal or none. Received: {self.name!r} for a layer with "
                 f"kernel_size={kernel_size}, padding={padding!r}"
             )
-        alike = str((context.input_shape[1:], context.geometry))
+        alike = str((context.input_shape[1:], geometry))
         adaptation = self._adaptations.get(alike) if self.share_adaptations else None
         if adaptation is None:
-            convolution, _, _ = predictors.LAYERS[context.rank]
-            adaptation = self._adaptations[alike] = convolution(
-                self.adapted_filters,
-                **context.geometry,
-                use_bias=False,
+            adaptation = self._adaptations[alike] = context.layer(
+                *("adaptation", self.adapted_filters, geometry),
                 kernel_initializer="he_normal",
-                kernel_regularizer=context.kernel_regularizer,
-                dtype=context.dtype,
-                name="adaptation",
             )
         return context.sequential([adaptation, self], "adapted_predictor")
 

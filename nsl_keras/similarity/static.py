@@ -37,14 +37,14 @@ class StaticForm(BilinearForm):
     """
 
     def build(
-        self, kernel_shape: tuple[int, ...], filter_axes: tuple[int, ...] = (-1,)
+        self, kernel_shape: tuple[int, ...], filter_axes: tuple[int, ...], **_: Any
     ) -> None:
         """Makes the weight for a kernel.
 
         `filter_axes` are the axes of the kernel that number its filters: -2 and -1 of a
         depthwise convolution, -2 of a transposed one.
         """
-        super().build(kernel_shape)
+        self.measure(kernel_shape)
         similarity, sizes = self.similarity, (self.channels, kernel_shape[-1])
         full = not similarity.shared_by_channels
         fits = not full or (len(filter_axes) == 1 and not self.on_vectors)

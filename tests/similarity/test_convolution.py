@@ -18,9 +18,11 @@ from similarity_layers import (
     assert_equal,
     identity_parameters,
     predicted_matrix,
+    randomize,
     static_matrix,
 )
 
+from nsl_keras import layers
 from nsl_keras.layers import NeuralSimilarityConv1D, NeuralSimilarityConv2D
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.similarities import Diagonal, Unconstrained
@@ -147,7 +149,7 @@ def test_errors_of_predictors_that_look_ahead_or_do_not_fit():
         layer = NeuralSimilarityConv1D(6, size, padding=padding, predictor=predictor)
         layer.build((None, 11, 4))
 
-    with pytest.raises(ValueError, match=r"must not be pooled in a causal layer"):
+    with pytest.raises(ValueError, match=r"must be not pooled in a causal layer"):
         build(SharedSimilarityPredictor(SimilarityPredictor(pooled=True)))
     shared = SharedSimilarityPredictor()
     build(shared, padding="same")
@@ -234,6 +236,34 @@ def test_fold_computes_the_same(name, dtype):
         assert_close(plain(inputs), outputs, tolerance, geometry)
 
 
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("predictor", [None, "cnn"])
+def test_a_separable_layer_is_the_depthwise_one_and_a_1x1_convolution(
+    predictor, data_format
+):
+    member = FAMILY["depthwise_conv2d"]
+    options = {"kernel_size": (2, 3), "depth_multiplier": 3, "data_format": data_format}
+    options |= {"similarity": "unconstrained", "predictor": predictor, "padding": "same"}
+    inputs = member.tensor(data_format=data_format)
+    separable = layers.NeuralSimilaritySeparableConv2D(5, **options)
+    separable.build(inputs.shape)
+    randomize(separable)
+    depthwise = layers.NeuralSimilarityDepthwiseConv2D(use_bias=False, **options)
+    depthwise.build(inputs.shape)
+    depthwise.set_weights(
+        [separable.kernel, *(each.value for each in separable.bilinear_form.weights)]
+    )
+    pointwise = keras.layers.Conv2D(5, 1, data_format=data_format)
+    between = depthwise(inputs)
+    pointwise.build(between.shape)
+    pointwise.set_weights([separable.pointwise_kernel, separable.bias])
+    assert_close(separable(inputs), pointwise(between), 1e-5)
+    if predictor is None:
+        assert_close(separable.fold()(inputs), separable(inputs), 1e-5)
+    separable.kernel_trainable = False
+    assert separable.trainable_variables == separable.bilinear_form.trainable_variables
+
+
 def at_each_position(predictor, context):
     return [keras.layers.Conv2D(context.outputs, 1)]
 
@@ -253,13 +283,13 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         *(
             (
                 {"similarity": similarity, **DYNAMIC},
-                rf"`similarity` with a predictor .*{name}",
+                rf"`similarity` must be with a predictor neither .*{name}",
             )
             for similarity, name in (
                 (Diagonal(constraint="non_neg"), "Diagonal .*NonNeg"),
                 (Diagonal(initializer="glorot_uniform"), "Diagonal .*Glorot"),
                 (Diagonal(shared_by="filter"), "Diagonal .*'filter'"),
-                ("sparse", "Sparse .*predictor=.*sphere"),
+                ("sparse", "Sparse with"),
             )
         ),
         (
@@ -268,11 +298,11 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         ),
         (
             {"predictor": BLOCKS, "dilation_rate": 2},
-            r"`downsampling` to convolutions without dilation.*\(2, 2\)",
+            r"without `downsampling`, except in convolutions without dilation",
         ),
         (
             {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},
-            r"`predictor` must predict once for each block of positions .*downsampling=2",
+            r"`predictions` must be one for each block of `downsampling`: 4 along 7.*=9",
         ),
     ],
 )
@@ -288,7 +318,7 @@ def layer_on(inputs, **options):
 
 test_errors_of_layers_and_inputs = refusing(
     (lambda: FAMILY["depthwise_conv2d"].make_built(similarity="full"), "shared .*'Full'"),
-    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "inputs .* must be floats.*uint8"),
+    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "`inputs` must be floats.*uint8"),
     (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
 )

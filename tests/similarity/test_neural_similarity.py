@@ -1,10 +1,13 @@
 """The `M` of one kernel: matrix, learned shape, training, config and files."""
 
+import inspect
+import operator
+
 import keras
 import numpy as np
 import pytest
 from golden_files import DTYPES, gradients
-from helpers import reloaded
+from helpers import as_numpy, randomize, reloaded
 from keras import ops
 from similarity_layers import (
     FAMILY,
@@ -16,7 +19,7 @@ from similarity_layers import (
     with_arguments,
 )
 
-from nsl_keras import similarities
+from nsl_keras import layers, similarities
 from nsl_keras.layers import NeuralSimilarityConv2D
 from nsl_keras.predictors import SimilarityPredictor
 
@@ -50,6 +53,86 @@ def test_a_similarity_is_built_and_trained_by_fit():
     history = model.fit(inputs, np.ones((4, 4, 3, 3)), epochs=2, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     assert_close(layer.fold()(inputs), layer(inputs), 1e-5)
+
+
+# Layers that are turned: a plain layer gets the class and an `M`, and keeps its variables.
+
+SEQUENCE, IMAGE, VOLUME = (2, 7, 4), (2, 6, 5, 4), (2, 4, 5, 4, 4)
+CONVOLUTION = {"filters": 3, "kernel_size": 2}
+PLAIN = [
+    (layers.NeuralSimilarityConv1D, SEQUENCE, CONVOLUTION),
+    (layers.NeuralSimilarityConv2D, IMAGE, CONVOLUTION),
+    (layers.NeuralSimilarityConv3D, VOLUME, CONVOLUTION),
+    (layers.NeuralSimilarityConv2DTranspose, IMAGE, CONVOLUTION),
+    (layers.NeuralSimilarityDepthwiseConv2D, IMAGE, {"kernel_size": 2}),
+    (layers.NeuralSimilaritySeparableConv2D, IMAGE, CONVOLUTION),
+    (layers.NeuralSimilarityDense, SEQUENCE, {"units": 3}),
+    (layers.NeuralSimilarityGRUCell, (2, 4), {"units": 4}),
+    (layers.NeuralSimilarityLSTMCell, (2, 4), {"units": 4}),
+    (layers.NeuralSimilaritySimpleRNNCell, (2, 4), {"units": 4}),
+]
+each_plain = pytest.mark.parametrize(
+    ("kind", "shape", "options"), PLAIN, ids=[kind.__name__ for kind, *_ in PLAIN]
+)
+
+
+def called(layer, inputs):
+    if not hasattr(layer, "recurrent_kernel"):
+        return as_numpy(layer(inputs))
+    states = [inputs] * (2 if hasattr(layer, "unit_forget_bias") else 1)
+    return as_numpy(layer(inputs, states)[0])
+
+
+@each_plain
+@each_predictor
+def test_a_plain_layer_turns_in_place(kind, shape, options, predictor):
+    plain, inputs = kind.plain(**options), RNG.normal(size=shape).astype("float32")
+    if not hasattr(plain, "recurrent_activation"):
+        ours, keras_own = (inspect.signature(each.call) for each in (kind, kind.plain))
+        assert [*ours.parameters][:3] == [*keras_own.parameters][:3]
+    plain.build(shape)
+    expected, variables = called(plain, inputs), plain.variables
+    plain._tracker.unlock()
+    plain.__class__ = kind
+    plain.set_similarity("unconstrained", predictor)
+    plain.build_similarity(shape)
+    plain._tracker.lock()
+    assert all(map(operator.is_, plain.variables, variables))
+    assert_close(called(plain, inputs), expected, 1e-5)
+    if predictor is not None:
+        with pytest.raises(ValueError, match="`fold` needs a static similarity"):
+            plain.folded_variables()
+        return
+    randomize(plain)
+    expected = called(plain, inputs)
+    assert_close(called(plain.fold(), inputs), expected, 1e-5)
+    for variable, value in plain.folded_variables():
+        variable.assign(value)
+    plain.__class__ = kind.plain
+    assert_close(called(plain, inputs), expected, 1e-5)
+
+
+@pytest.mark.jax
+def test_training_reaches_the_batch_norms_of_a_predictor():
+    """In a call, and in `fit`, where the layer's own `call` has no such argument."""
+    recipe = SimilarityPredictor("cnn", batch_normalization=True)
+    convolution = layers.NeuralSimilarityConv2D(4, 2, predictor=recipe)
+    dense = layers.NeuralSimilarityDense(3, predictor=recipe)
+    model = keras.Sequential([keras.Input((6, 5, 2)), convolution, dense])
+    model.compile("sgd", "mse")
+    inputs, targets = RNG.normal(size=(8, 6, 5, 2)), np.zeros((8, 5, 4, 3))
+    for layer, use in (
+        (convolution, lambda: convolution(inputs, training=True)),
+        (dense, lambda: dense(targets[..., :1] + np.ones(4), training=True)),
+        (convolution, lambda: model.fit(inputs, targets, verbose=0)),
+        (dense, lambda: model.fit(inputs, targets, verbose=0)),
+    ):
+        norm = layer.bilinear_form.network.get_layer("hidden_normalization")
+        before = as_numpy(norm.moving_variance)
+        layer(np.ones((1, 6, 5, layer.kernel.shape[-2])))
+        assert_equal(norm.moving_variance, before)
+        use()
+        assert np.any(as_numpy(norm.moving_variance) != before)
 
 
 # A frozen kernel.
@@ -191,7 +274,7 @@ def test_gradient_of_the_boolean_shape_reaches_the_real_one(name, predictor):
 
 def test_errors_of_the_learned_shape():
     for similarity, message in (
-        ("diagonal", r"`learned_shape` needs a similarity with `learn_shape=True`"),
+        ("diagonal", r"`learn_shape` must be True for `learned_shape`"),
         (SHAPED, r"`learned_shape` needs a built"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -233,14 +233,15 @@ def test_layers_pass_functions_on():
     [
         (
             {"predictor": "cnn", "similarity": similarities.Diagonal(regularizer="l1")},
-            "`regularizer` of a similarity must be left out with a predictor",
+            "`regularizer` must be None in a recurrent cell with a predictor",
         ),
-        *(
-            ({"similarity": each}, "`learn_shape` and `shared_by` of a similarity must")
-            for each in (
-                similarities.Diagonal(learn_shape=True),
-                similarities.Diagonal(shared_by=2),
-            )
+        (
+            {"similarity": similarities.Diagonal(learn_shape=True)},
+            "`learn_shape` must be False in a recurrent cell",
+        ),
+        (
+            {"similarity": similarities.Diagonal(shared_by=2)},
+            "`shared_by` must be 'layer' in a recurrent cell.*=2",
         ),
         ({"block_size": 4}, "`block_size` must be a divisor of the 6 feat.*=4"),
         ({"block_size": 3}, "`block_size` must be a divisor of the 4 feat.*=3"),

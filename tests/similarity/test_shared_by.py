@@ -30,6 +30,11 @@ LAYERS = {
         12,
         4,
     ),
+    "separable": (
+        lambda **o: layers.NeuralSimilaritySeparableConv2D(5, 2, depth_multiplier=3, **o),
+        12,
+        4,
+    ),
     "transpose": (lambda **o: layers.NeuralSimilarityConv2DTranspose(6, 2, **o), 6, 4),
     "dense": (lambda **o: layers.NeuralSimilarityDense(6, block_size=2, **o), 6, 2),
 }
@@ -61,7 +66,7 @@ def looped(name, layer, matrices):
     for first, second in np.ndindex(kernel.shape[1:]):
         channel, filter_ = (second, first) if name == "transpose" else (first, second)
         if layer.similarity.shared_by == "filter":
-            number = filter_ + (3 * channel if name == "depthwise" else 0)
+            number = filter_ + (3 * channel if name in ("depthwise", "separable") else 0)
         else:
             number = channel // layer.similarity.shared_by
         result[:, first, second] = matrices[number].T @ kernel[:, first, second]
