@@ -415,20 +415,6 @@ KINDS: dict[str, type[Similarity]] = {
 }
 
 
-def named(
-    identifier: Any, argument: str, kinds: dict[str, Any], allowed: Any, others: str
-) -> Any:
-    """Returns an object by its name, from its serialized form, or unchanged."""
-    found = identifier
-    if isinstance(identifier, str) and identifier in kinds:
-        found = kinds[identifier]()
-    elif isinstance(identifier, dict):
-        found = keras.saving.deserialize_keras_object(identifier)
-    demand = f"one of {', '.join(map(repr, kinds))}, {others}"
-    validation.require(isinstance(found, allowed), argument, demand, identifier)
-    return found
-
-
 def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     """Returns a similarity by name, from its serialized form, or unchanged.
 
@@ -444,5 +430,12 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     >>> type(nsl_keras.similarities.get("diagonal")).__name__
     'Diagonal'
     """
-    others = "or a `nsl_keras.similarities.Similarity`"
-    return named(identifier, "similarity", KINDS, Similarity, others)
+    found: Any = identifier
+    if isinstance(identifier, dict):
+        found = keras.saving.deserialize_keras_object(identifier)
+    elif isinstance(identifier, str) and identifier in KINDS:
+        found = KINDS[identifier]()
+    names = ", ".join(map(repr, KINDS))
+    demand = f"one of {names}, or a `nsl_keras.similarities.Similarity`"
+    validation.require(isinstance(found, Similarity), "similarity", demand, identifier)
+    return found

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from nsl_keras import similarities, validation
+from nsl_keras import validation
 from nsl_keras.similarity import sphere
 from nsl_keras.similarity.kernels import FloatDense, FloatEinsumDense
 from nsl_keras.training.normalization import BatchNormalization
@@ -412,7 +412,13 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     >>> nsl_keras.predictors.get("cnn").kind
     'cnn'
     """
-    kinds = {kind: partial(SimilarityPredictor, kind) for kind in KINDS}
-    allowed = (type(None), SimilarityPredictor, keras.layers.Layer)
-    others = "a `SimilarityPredictor`, a layer or None"
-    return similarities.named(identifier, "predictor", kinds, allowed, others)
+    found = identifier
+    if isinstance(identifier, dict):
+        found = keras.saving.deserialize_keras_object(identifier)
+    elif isinstance(identifier, str) and identifier in KINDS:
+        found = SimilarityPredictor(identifier)
+    fits = isinstance(found, (SimilarityPredictor, keras.layers.Layer, type(None)))
+    names = ", ".join(map(repr, KINDS))
+    demand = f"one of {names}, a `SimilarityPredictor`, a layer or None"
+    validation.require(fits, "predictor", demand, identifier)
+    return found

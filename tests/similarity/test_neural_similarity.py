@@ -87,10 +87,10 @@ def called(layer, inputs):
 @each_predictor
 def test_a_plain_layer_turns_in_place(kind, shape, options, predictor):
     plain, inputs = kind.plain(**options), RNG.normal(size=shape).astype("float32")
-    if not hasattr(plain, "recurrent_activation"):
-        ours, keras_own = (inspect.signature(each.call) for each in (kind, kind.plain))
-        assert [*ours.parameters][:3] == [*keras_own.parameters][:3]
     plain.build(shape)
+    if not hasattr(plain, "recurrent_kernel"):  # Cells are called by position.
+        ours, keras_own = (inspect.signature(each.call) for each in (kind, kind.plain))
+        assert [*ours.parameters] == [*keras_own.parameters]
     expected, variables = called(plain, inputs), plain.variables
     plain._tracker.unlock()
     plain.__class__ = kind
