@@ -406,7 +406,6 @@ class Stack(keras.layers.Layer):
         return inputs
 
 
-@pytest.mark.xfail(strict=True, reason="nesting walks lists")
 def test_a_frozen_layer_in_a_list_stays_frozen_in_a_file(tmp_path):
     layer = NeuralSimilarityConv2D(4, 3, predictor=Stack())
     model = keras.Sequential([keras.Input((7, 6, 5)), layer])
