@@ -86,10 +86,10 @@ def summary(model: keras.Model) -> ModelSummary:
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(8, 3, padding="same", name="first")
     >>> model = keras.Sequential([keras.Input((16, 16, 3)), layer])
     >>> print(nsl_keras.convert.summary(model))
-    Layer       Kind        Similarity       Parameters  Added  Folds
-    -----------------------------------------------------------------
-    first       Conv2D      static Diagonal  233         9      yes
-    Total       Sequential  static Diagonal  233         9      yes
+    Layer  Kind        Similarity       Parameters  Added  Folds
+    ------------------------------------------------------------
+    first  Conv2D      static Diagonal  233         9      yes
+    Total  Sequential  static Diagonal  233         9      yes
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1, counts the
