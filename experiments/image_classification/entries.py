@@ -36,7 +36,7 @@ def plot_entries(
     50 %.
     """
     inputs, _ = data.gather(images)
-    pictures = figures.require_images(inputs, "images")
+    pictures = figures.require_images(model, inputs, "images")
     values = ops.convert_to_numpy(model.dictionary.values)
     names = figures.names_of(values.shape[1], class_names)
     attention = attention_of(model, inputs)
