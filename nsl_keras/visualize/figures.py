@@ -42,11 +42,11 @@ def images_in(model: Any, x: Any) -> np.ndarray | None:
 
 def require_images(model: Any, x: Any, name: str) -> np.ndarray:
     """Returns the images among the inputs, and raises if there are none."""
-    images = images_in(model, x)
+    images: Any = images_in(model, x)
     shapes = [each.shape for each in data.leaves(x)]
     demand = "images, of shape (n, height, width, channels), or hold some"
     validation.require(images is not None, name, demand, shapes)
-    return images
+    return np.asarray(images)
 
 
 def batch_of_one(example: Any) -> Any:
