@@ -13,7 +13,7 @@ import inspect
 import itertools
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import keras
@@ -115,7 +115,7 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return super().evaluate(*bound.args[1:], **bound.kwargs)
 
     def _checked(self, x: Any, y: Any = None) -> Any:
-        """Returns `x`, checked: arrays now, a first batch when Keras draws it.
+        """Returns `x`, checked: the first batch of a `PyDataset` when Keras draws it.
 
         Targets of zero weight are checked too: NaN times 0 is NaN.
         """
@@ -126,9 +126,12 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
         if isinstance(x, keras.utils.PyDataset):
             return _FirstChecked(x, check)
+        batches = [(x, y)]
         if isinstance(x, types.GeneratorType):
-            return _first_checked(x, check)
-        check((x, y))
+            batches = [*itertools.islice(x, 1)]
+            x = (batch for batch in itertools.chain(batches, x))
+        for batch in batches:
+            check(batch)
         return x
 
     def _without_ignored(self, y: Any) -> Any:
@@ -165,14 +168,6 @@ class _FirstChecked(keras.utils.PyDataset):
         if check is not None:
             check(batch)
         return batch
-
-
-def _first_checked(batches: Iterator[Any], check: Check) -> Iterator[Any]:
-    """Yields the batches of a generator, of which the first is checked."""
-    for batch in itertools.islice(batches, 1):
-        check(batch)
-        yield batch
-    yield from batches
 
 
 def loss_of_logits(loss: Any) -> None:

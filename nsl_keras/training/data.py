@@ -126,6 +126,5 @@ def _require_dense(x: Any) -> None:
     for leaf in leaves(x):
         if ops.is_tensor(leaf) and not hasattr(leaf, "__array__"):
             raise ValueError(
-                "`x` must be dense; `to_tensor()` pads ragged tensors. "
-                f"Received: a {type(leaf).__name__}"
+                f"`x` must be dense. Received: x of type {type(leaf).__name__}"
             )

@@ -111,7 +111,7 @@ def test_ragged_examples_are_named():
 
     ragged = tf.ragged.constant([[1, 2], [3]])
     for given in (ragged, {"x": ragged}, tf.data.Dataset.from_tensors((ragged, [0, 1]))):
-        with pytest.raises(ValueError, match=r"`x` must be dense.*: a RaggedTensor"):
+        with pytest.raises(ValueError, match=r"`x` must be dense.*RaggedTensor"):
             data.gather(given)
 
 
