@@ -19,25 +19,47 @@ shows a first program; docs/papers.md lists where this package differs from the 
 # The backend is checked before anything else imports Keras.
 from nsl_keras import backend as backend  # isort: split
 
-from nsl_keras import backbones as backbones
-from nsl_keras import callbacks as callbacks
-from nsl_keras import convert as convert
-from nsl_keras import export as export
-from nsl_keras import few_shot as few_shot
-from nsl_keras import key_metrics as key_metrics
-from nsl_keras import layers as layers
-from nsl_keras import predictors as predictors
-from nsl_keras import regularizers as regularizers
-from nsl_keras import similarities as similarities
-from nsl_keras import visualize as visualize
-from nsl_keras.neighborhoods.model import MetaNeighborhoodModel as MetaNeighborhoodModel
-from nsl_keras.training.checks import NonFiniteLossError as NonFiniteLossError
-from nsl_keras.version import __version__ as __version__
+from nsl_keras import (
+    backbones,
+    callbacks,
+    convert,
+    export,
+    few_shot,
+    key_metrics,
+    layers,
+    predictors,
+    regularizers,
+    similarities,
+    visualize,
+)
+from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
+from nsl_keras.training.checks import NonFiniteLossError
+from nsl_keras.version import __version__
 
-# `dir` shows what is public.
-for _module in (
-    *(backbones, callbacks, convert, export, few_shot, key_metrics),
-    *(layers, predictors, regularizers, similarities, visualize),
-):
-    if hasattr(_module, "__all__"):
-        vars(_module)["__dir__"] = _module.__all__.copy
+__all__ = [
+    "MetaNeighborhoodModel",
+    "NonFiniteLossError",
+    "__version__",
+    "backbones",
+    "callbacks",
+    "convert",
+    "export",
+    "few_shot",
+    "key_metrics",
+    "layers",
+    "predictors",
+    "regularizers",
+    "similarities",
+    "visualize",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+# Of the modules, too, `dir` shows what is public.
+for _name in __all__:
+    _names = getattr(globals()[_name], "__all__", None)
+    if _names is not None:
+        vars(globals()[_name])["__dir__"] = _names.copy

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -50,8 +51,9 @@ def save_model(
     `MetaNeighborhoodModel.neighbors` explains the other outputs.
 
     A single input is named `inputs`. Several inputs keep the names of the model's inputs
-    or, for dict inputs, the keys; the method `serve` of the loaded model, and
-    `keras.layers.TFSMLayer`, take them in the model's structure. A few-shot learner takes
+    or, for dict inputs, the keys: `{"both": [a, b]}` becomes `both_0` and `both_1`, and an
+    underscore replaces all that is no letter or digit. The method `serve` of the loaded
+    model, and `keras.layers.TFSMLayer`, take the model's structure. A few-shot learner has
     `support_images`, `support_labels` (int32) and `query_images`; on TensorFlow the set
     sizes may vary. A single output is named `output_0`; outputs in a dict keep their keys.
 
@@ -84,8 +86,9 @@ def save_model(
         k: int, the number of `neighbors`.
 
     Raises:
-        ValueError: If `filepath` is remote or exists, the model is not built, `examples`
-            are needed or do not fit, or `k` exceeds the dictionary.
+        ValueError: If `filepath` is remote or exists, the model is not built, two inputs
+            get the same name, `examples` are needed or do not fit, or `k` exceeds the
+            dictionary.
         RuntimeError: If the predictions of the SavedModel differ from the model's by more
             than rounding, or the noise of a random model, explains.
 
@@ -144,11 +147,9 @@ def save_model(
     archive = keras.export.ExportArchive()
     for name, function in functions.items():
         archive.add_endpoint(name, guarded(function), input_signature=[inputs])
-    parts = (served, preprocessing, *functions.values())
-    for layer in filter(lambda part: isinstance(part, keras.layers.Layer), parts):
-        for each in (layer, *nesting.sublayers(layer)):
-            if hasattr(each, "lookup_table"):  # The archive finds variables alone.
-                archive.track(each.lookup_table)
+    for part in (served, preprocessing, *functions.values()):
+        for table in _tables_in(part):
+            archive.track(table)
     # Compiled, half precision rounds differently.
     tolerance = 0.05 if model.compute_dtype.endswith("16") else 1e-4
     with files.replacing(path) as scratch:
@@ -172,21 +173,36 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
             f"model={model.name!r}, preprocessing={preprocessing!r}"
         )
     inputs = tree.map_structure(_spec, tensors)
-    specs = tree.flatten(inputs)
-    names = [spec.name or f"inputs_{number}" for number, spec in enumerate(specs)]
-    names = names if len(specs) > 1 else ["inputs"]
-    if isinstance(inputs, dict):
-        names = sorted(inputs)
-    elif isinstance(model, EpisodicLearner):
+    specs, names = tree.flatten(inputs), []
+    for path, spec in tree.flatten_with_path(inputs):
+        place = "_".join(map(str, path))
+        names.append(place if isinstance(inputs, dict) else spec.name or f"inputs_{place}")
+    if isinstance(model, EpisodicLearner):
         names = ["support_images", "support_labels", "query_images"]
         if model.classifies:
             specs[1].dtype = "int32"
         if keras.backend.backend() == "tensorflow":
             for spec in specs:  # Any number of images.
                 spec.shape = (None, None, *spec.shape[2:])
+    elif len(specs) == 1 and not isinstance(inputs, dict):
+        names = ["inputs"]
     for spec, name in zip(specs, names, strict=True):
-        spec.name = name
+        spec.name = re.sub(r"\W", "_", name)  # As arguments of a function.
+    unique = len({spec.name for spec in specs}) == len(specs)
+    demand = "named differently, by letters, digits and underscores alone"
+    validation.require(unique, "inputs", demand, names)
     return inputs
+
+
+def _tables_in(part: Any) -> Iterator[Any]:
+    """Yields the lookup tables in a layer: an archive of Keras finds variables alone."""
+    import tensorflow as tf
+
+    if isinstance(part, keras.layers.Layer):
+        for layer in (part, *nesting.sublayers(part)):
+            for value in tree.flatten(list(vars(layer).values())):
+                if isinstance(value, tf.saved_model.experimental.TrackableResource):
+                    yield value
 
 
 def _spec(tensor: Any) -> keras.InputSpec:

@@ -36,32 +36,29 @@ def one_of(value: Any, allowed: Iterable[Any], name: str) -> Any:
     return value
 
 
-def _is_integer(value: Any, smallest: int) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        return False
-    return bool(value >= smallest)
+def boolean(value: Any, name: str) -> bool:
+    """Returns `value` as a bool: the text "no" would count as true."""
+    require(isinstance(value, (bool, np.bool_)), name, "True or False", value)
+    return bool(value)
 
 
 def positive_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 1."""
-    require(_is_integer(value, 1), name, "a positive integer", value)
+    require(_is_integer(value) and value >= 1, name, "a positive integer", value)
     return int(value)
 
 
 def non_negative_integer(value: Any, name: str) -> int:
     """Returns `value` as an int of at least 0."""
-    require(_is_integer(value, 0), name, "an integer of at least 0", value)
+    require(_is_integer(value) and value >= 0, name, "an integer of at least 0", value)
     return int(value)
 
 
 def positive_integers(value: Any, length: int, name: str) -> tuple[int, ...]:
     """Returns `value`, an int or a sequence of `length` ints, as a tuple of positives."""
     entries = (value,) * length if isinstance(value, (int, np.integer)) else value
-    valid = (
-        isinstance(entries, Sequence)
-        and len(entries) == length
-        and all(_is_integer(each, 1) for each in entries)
-    )
+    valid = isinstance(entries, Sequence) and len(entries) == length
+    valid = valid and all(_is_integer(each) and each >= 1 for each in entries)
     require(valid, name, f"a positive integer or {length} of them", value)
     return tuple(map(int, entries))
 
@@ -74,8 +71,8 @@ def positive_number(value: Any, name: str) -> float:
 
 def non_negative_number(value: Any, name: str) -> float:
     """Returns `value` as a finite float of at least zero."""
-    valid = _is_finite(value) and value >= 0
-    require(valid, name, "a finite number of at least zero", value)
+    demand = "a finite number of at least zero"
+    require(_is_finite(value) and value >= 0, name, demand, value)
     return float(value)
 
 
@@ -85,10 +82,13 @@ def fraction(value: Any, name: str) -> float:
     return float(value)
 
 
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def _is_finite(value: Any) -> bool:
-    numbers = (int, float, np.integer, np.floating)
-    is_number = isinstance(value, numbers) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    is_float = isinstance(value, (float, np.floating))
+    return _is_integer(value) or (is_float and math.isfinite(value))
 
 
 def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:

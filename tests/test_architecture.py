@@ -2,8 +2,12 @@
 
 import ast
 import graphlib
+import inspect
 import pathlib
 import re
+import sys
+
+import nsl_keras
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "nsl_keras"
@@ -99,6 +103,47 @@ def test_backends_stay_in_their_folder():
         assert "experiments" not in found, path
         if folder_of(path) not in ("backend", "export"):
             assert not found & {"tensorflow", "jax", "jaxlib", "torch"}, path
+
+
+#: Underscored names of Keras that the package uses, in `backend/` alone.
+FOREIGN = {"_initial_epoch", "_maybe_symbolic_build"}
+
+
+def test_no_underscored_names_of_others():
+    """A name that the package neither defines nor assigns on `self` is someone else's."""
+    own, used = {"_asdict", "_replace"}, set()  # Public methods of named tuples.
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                own.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+            elif isinstance(node, ast.Constant):  # Of `object.__setattr__`.
+                own.add(node.value)
+            elif isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr):
+                if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+                    own.add(node.attr)
+                used.add((node.attr, folder_of(path)))
+    found = {(name, folder) for name, folder in used if name not in own - FOREIGN}
+    assert found == {(name, "backend") for name in FOREIGN}
+
+
+def test_no_overridden_private_names_of_keras():
+    """Except in `backend/`, no class of the package has a method of Keras's own name."""
+    offenders = []
+    for name, _ in named_modules():
+        # A module for the other backend is not imported.
+        for kind in vars(sys.modules.get(name, nsl_keras)).values():
+            if not inspect.isclass(kind) or kind.__module__ != name:
+                continue
+            bases = [
+                base for base in kind.__mro__ if not base.__module__.startswith("nsl_keras")
+            ]
+            private = {each for base in bases for each in vars(base) if each[0] == "_"}
+            found = {each for each in vars(kind) if re.match("_[a-z]", each)} & private
+            if not name.startswith("nsl_keras.backend"):
+                offenders += [f"{kind.__name__}.{each}" for each in found - {"_abc_impl"}]
+    assert not offenders
 
 
 def test_public_api_only():

@@ -1,7 +1,13 @@
-"""Importing the package with the wrong backend, or with none."""
+"""Imports with the wrong backend or none, and the private names behind `backend`."""
 
+import inspect
+
+import keras
+import numpy as np
 import pytest
-from helpers import run_python
+from helpers import IS_TENSORFLOW, run_python
+
+from nsl_keras import backend
 
 #: Tries to import the package beside missing modules and others in place of Keras.
 MISSING = """
@@ -62,3 +68,28 @@ print(learner((x, keras.ops.array([[0, 1]]), x)).dtype, float(abs(change).max())
 def test_float64_on_jax():
     printed = run_python("-c", FLOAT64, KERAS_BACKEND="jax", JAX_ENABLE_X64="1")
     assert printed.split() == ["float64", "True"]
+
+
+# Private names: a test fails when Keras or TensorFlow change one.
+
+
+def test_keras_begins_every_fit_where_a_backup_resumed(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((2, 2)), np.ones((2, 1))
+    for epochs in (1, 2):
+        kept = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+        model.fit(x, y, epochs=epochs, callbacks=[kept], verbose=0)
+    assert model.fit(x, y, verbose=0).epoch == []
+    backend.forget_initial_epoch(model)
+    assert model.fit(x, y, verbose=0).epoch == [0]
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="Names of TensorFlow and its trainer")
+def test_private_names_of_tensorflow():
+    import tensorflow as tf
+
+    function = backend.apart(lambda x: x + 1).get_concrete_function(tf.zeros(2))
+    assert function.function_def.attr["_noinline"].b
+    parameters = inspect.signature(keras.Model._maybe_symbolic_build).parameters
+    assert list(parameters) == ["self", "iterator", "data_batch"]

@@ -1,6 +1,7 @@
 """SavedModels in serving layout."""
 
 import os
+import warnings
 
 import keras
 import numpy as np
@@ -184,17 +185,53 @@ def test_inputs_like_the_examples(tmp_path):
     np.testing.assert_array_equal(found, np.full((2, 3), 2.0))
 
 
-@pytest.mark.parametrize("structure", [list, dict])
-def test_keras_calls_exports_in_the_structure_of_the_model(structure, tmp_path):
-    tensors = {name: keras.Input((4,), name=name) for name in ("b", "a")}
-    given = {"b": normal(5, 4), "a": 2 * normal(5, 4)}
-    if structure is list:
-        tensors, given = list(tensors.values()), list(given.values())
-    both = keras.layers.Subtract()(keras.tree.flatten(tensors))
-    model = keras.Model(tensors, both)
-    export.save_model(model, tmp_path / "1")
+def difference_of(make, names=(None, None)):
+    """A model of two inputs, and arrays for it; `make` puts both into a structure."""
+    tensors = [keras.Input((4,), name=name) for name in names]
+    with warnings.catch_warnings(action="ignore"):  # Keys are not names.
+        model = keras.Model(make(*tensors), keras.layers.Subtract()(tensors))
+    return model, make(normal(5, 4), 2 * normal(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "expected"),
+    [
+        (lambda a, b: [a, b], ("b", "a c"), {"b", "a_c"}),
+        (lambda a, b: {"b": a, "a/c": b}, ("x", "y"), {"b", "a_c"}),
+        (lambda a, b: {"x": {"left": a}, "y": b}, ("b", "a"), {"x_left", "y"}),
+        (lambda a, b: {"both": [a, b]}, ("b", "a"), {"both_0", "both_1"}),
+    ],
+    ids=["list", "dict", "nested", "list in a dict"],
+)
+def test_keras_calls_exports_in_the_structure_of_the_model(make, names, expected, tmp_path):
+    model, given = difference_of(make, names)
+    loaded = exported(model, tmp_path)
+    _, named = loaded.signatures["serving_default"].structured_input_signature
+    assert set(named) == expected
     layer = keras.layers.TFSMLayer(str(tmp_path / "1"), call_endpoint="serve")
     np.testing.assert_allclose(layer(given), model(given), rtol=1e-6)
+
+
+class Tables(keras.layers.Layer):
+    """Two tables of TensorFlow, under names of their own."""
+
+    def __init__(self):
+        super().__init__()
+        start = tf.lookup.KeyValueTensorInitializer([1, 2], [10, 20], "int32", "int32")
+        self.prices = {"known": tf.lookup.StaticHashTable(start, -1)}
+        self.sizes = tf.lookup.StaticHashTable(start, -2)
+
+    def call(self, inputs):
+        keys = tf.cast(inputs, "int32")
+        found = self.prices["known"].lookup(keys) + self.sizes.lookup(keys)
+        return tf.cast(found, "float32")
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="Tables of TensorFlow")
+def test_tables_under_any_name_are_part_of_the_export(tmp_path):
+    loaded = exported(model_of(Tables()), tmp_path)
+    found = loaded.serve(tf.constant([[1.0, 2.0, 3.0, 1.0]]))
+    np.testing.assert_array_equal(found, [[20, 40, -3, 20]])
 
 
 def lookup(**options):
@@ -276,8 +313,12 @@ def few_entries():
             noisy_model,
             *({"preprocessing": "bytes"}, ValueError, "`preprocessing` must be a function"),
         ),
+        (
+            lambda: difference_of(lambda a, b: {"a b": a, "a/b": b})[0],
+            *({}, ValueError, "`inputs` must be named differently.*'a b', 'a/b'"),
+        ),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_nothing_is_written_after_an_error(make, options, error, message, tmp_path):
     with pytest.raises(error, match=message):

@@ -34,9 +34,12 @@ def test_the_docstring_of_the_package_names_its_modules():
 
 
 def test_dir_shows_what_is_public():
-    for module in interface.modules().values():
+    for module in (nsl_keras, *interface.modules().values()):
         if hasattr(module, "__all__"):
             assert dir(module) == sorted(module.__all__), module.__name__
+    modules = [name.removeprefix("nsl_keras.") for name in interface.modules()]
+    classes = ["MetaNeighborhoodModel", "NonFiniteLossError", "__version__"]
+    assert dir(nsl_keras) == classes + modules
 
 
 def test_registered():

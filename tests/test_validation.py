@@ -79,6 +79,14 @@ def test_positive_integers():
             validation.positive_integers(value, 2, "strides")
 
 
+def test_boolean():
+    assert validation.boolean(np.bool_(True), "x") is True
+    for value in ("no", 0, 1, None, np.ones(1)):
+        message = f"`pooled` must be True or False. Received: pooled={value!r}"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            validation.boolean(value, "pooled")
+
+
 #: NumPy does not count bfloat16 among its numbers.
 HALF_PRECISION = keras.ops.convert_to_numpy(keras.ops.eye(3, dtype="bfloat16"))
 

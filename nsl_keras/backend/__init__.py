@@ -80,6 +80,15 @@ def leave_out_of_xla(layer: keras.layers.Layer) -> None:
         layer.supports_jit = False
 
 
+def forget_initial_epoch(model: keras.Model) -> None:
+    """Lets the next `fit` begin at its own first epoch after `BackupAndRestore`.
+
+    Keras's callback leaves the epoch that it resumed from in a private attribute of the
+    model, from which every further `fit` would begin (3.15).
+    """
+    model._initial_epoch = 0
+
+
 def variable_scope(model: keras.Model) -> contextlib.AbstractContextManager[Any]:
     """Returns the scope of the `tf.distribute` strategy under which a model was made."""
     strategy = getattr(model, "distribute_strategy", None)  # JAX has none.

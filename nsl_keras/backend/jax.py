@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import jax
 import keras
 
+Function: TypeAlias = Callable[..., Any]
+Tensors: TypeAlias = Sequence[Any]
 BackendTensor: TypeAlias = jax.Array
 
 #: TensorFlow's own; JAX differentiates functions.
@@ -18,14 +20,15 @@ GradientTape = None
 # Derivatives.
 
 
-def gradients_of(
-    function: Callable[[list[Any]], tuple[Any, Any]], at: Sequence[Any]
-) -> tuple[list[Any], Any]:
-    """Returns the gradients of a scalar function, themselves differentiable."""
+def gradients_of(function: Function, at: Tensors) -> tuple[list[Any], Any]:
+    """Returns the gradients of a scalar, themselves differentiable, and what is beside it.
+
+    The function takes a list of tensors and returns the scalar and any structure.
+    """
     return jax.grad(function, has_aux=True)(list(at))
 
 
-def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+def gradients_of_columns(function: Function, at: Any) -> list[Any]:
     """Returns the gradients of the sum of each column of an output."""
     outputs, pull_back = jax.vjp(function, at)
     columns = jax.numpy.eye(outputs.shape[-1], dtype=outputs.dtype)
@@ -38,20 +41,13 @@ def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
 vectorized_map = keras.ops.vectorized_map
 
 
-def map_elements(
-    function: Callable[[list[Any]], list[Any]],
-    elements: Sequence[Any],
-    outputs: Sequence[keras.KerasTensor],
-) -> list[Any]:
+def map_elements(function: Function, elements: Tensors, outputs: Tensors) -> list[Any]:
     """Applies a function to each element of a batch, in a loop."""
     return jax.lax.map(function, list(elements))
 
 
 def sum_in_loop(
-    terms: Callable[..., list[Any]],
-    shared: Sequence[Any],
-    start: Sequence[Any],
-    chunks: Sequence[Any],
+    terms: Function, shared: Tensors, start: Tensors, chunks: Tensors
 ) -> list[Any]:
     """Adds what a function returns for each chunk; see `sum_over_chunks`."""
 
@@ -64,9 +60,7 @@ def sum_in_loop(
     return sums
 
 
-def map_in_loop(
-    function: Callable[..., Any], shared: Sequence[Any], chunks: Sequence[Any]
-) -> Any:
+def map_in_loop(function: Function, shared: Tensors, chunks: Tensors) -> Any:
     """Applies a function to chunk after chunk; see `map_chunks`."""
     of_chunk = jax.checkpoint(lambda chunk: function(*shared, *chunk))
     return jax.lax.map(of_chunk, list(chunks))
@@ -75,12 +69,12 @@ def map_in_loop(
 # Graphs.
 
 
-def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+def compiled(function: Function, jit_compile: bool) -> Function:
     """Returns the function compiled by XLA, whatever `jit_compile` is."""
     return jax.jit(function)
 
 
-def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def apart(function: Function) -> Function:
     """Returns the function: JAX compiles everything together."""
     return function
 

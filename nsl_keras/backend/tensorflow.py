@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+Function: TypeAlias = Callable[..., Any]
+Tensors: TypeAlias = Sequence[Any]
 BackendTensor: TypeAlias = tf.Tensor
 GradientTape = tf.GradientTape
 
@@ -16,10 +18,11 @@ GradientTape = tf.GradientTape
 # Derivatives.
 
 
-def gradients_of(
-    function: Callable[[list[Any]], tuple[Any, Any]], at: Sequence[Any]
-) -> tuple[list[Any], Any]:
-    """Returns the gradients of a scalar function, themselves differentiable."""
+def gradients_of(function: Function, at: Tensors) -> tuple[list[Any], Any]:
+    """Returns the gradients of a scalar, themselves differentiable, and what is beside it.
+
+    The function takes a list of tensors and returns the scalar and any structure.
+    """
     at = [tf.convert_to_tensor(tensor) for tensor in at]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(at)
@@ -37,7 +40,7 @@ def gradients_of(
     return [tf.zeros_like(x) if dx is None else dx for x, dx in pairs], auxiliary
 
 
-def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
+def gradients_of_columns(function: Function, at: Any) -> list[Any]:
     """Returns the gradients of the sum of each column of an output."""
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(at)
@@ -51,7 +54,7 @@ def gradients_of_columns(function: Callable[[Any], Any], at: Any) -> list[Any]:
 # Loops.
 
 
-def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
+def vectorized_map(function: Function, elements: Any) -> Any:
     """Applies a function to all elements of a batch at once; the batch may be empty."""
     count = tf.shape(keras.tree.flatten(elements)[0])[0]
 
@@ -64,11 +67,7 @@ def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
     return keras.tree.map_structure(lambda each: each[:count], found)
 
 
-def map_elements(
-    function: Callable[[list[Any]], list[Any]],
-    elements: Sequence[Any],
-    outputs: Sequence[keras.KerasTensor],
-) -> list[Any]:
+def map_elements(function: Function, elements: Tensors, outputs: Tensors) -> list[Any]:
     """Applies a function to each element of a batch, in a loop of the graph."""
     # `keras.ops.map` runs the function once more to see what it returns, and with it
     # draws random numbers, which move the seeds.
@@ -77,15 +76,12 @@ def map_elements(
 
 
 def sum_in_loop(
-    terms: Callable[..., list[Any]],
-    shared: Sequence[Any],
-    start: Sequence[Any],
-    chunks: Sequence[Any],
+    terms: Function, shared: Tensors, start: Tensors, chunks: Tensors
 ) -> list[Any]:
     """Adds what a function returns for each chunk; see `sum_over_chunks`."""
 
-    def sums(shared: Sequence[Any], chunks: Sequence[Any]) -> Any:
-        def add(sums: list[Any], chunk: Sequence[Any]) -> list[Any]:
+    def sums(shared: Tensors, chunks: Tensors) -> Any:
+        def add(sums: list[Any], chunk: Tensors) -> list[Any]:
             return _added(sums, terms(*shared, *chunk))
 
         zeros = [tf.zeros_like(each) for each in start]
@@ -95,12 +91,10 @@ def sum_in_loop(
     return _added(start, found)
 
 
-def map_in_loop(
-    function: Callable[..., Any], shared: Sequence[Any], chunks: Sequence[Any]
-) -> Any:
+def map_in_loop(function: Function, shared: Tensors, chunks: Tensors) -> Any:
     """Applies a function to chunk after chunk; see `map_chunks`."""
 
-    def outputs(shared: Sequence[Any], chunks: Sequence[Any]) -> Any:
+    def outputs(shared: Tensors, chunks: Tensors) -> Any:
         return tf.map_fn(
             lambda chunk: function(*shared, *chunk),
             list(chunks),
@@ -108,18 +102,18 @@ def map_in_loop(
             fn_output_signature=chunks[0].dtype,
         )
 
-    def at(upstream: Sequence[Any], index: Any) -> list[Any]:
+    def at(upstream: Tensors, index: Any) -> list[Any]:
         return [upstream[0][index]]
 
     return _recomputed(outputs, function, at, shared, chunks)
 
 
 def _recomputed(
-    loop: Callable[[Sequence[Any], Sequence[Any]], Any],
-    function: Callable[..., Any],
-    upstream_of: Callable[[Sequence[Any], Any], Sequence[Any]],
-    shared: Sequence[Any],
-    chunks: Sequence[Any],
+    loop: Function,
+    function: Function,
+    upstream_of: Function,
+    shared: Tensors,
+    chunks: Tensors,
 ) -> Any:
     """Returns what a loop over chunks returns; its gradient is a loop as well.
 
@@ -136,7 +130,7 @@ def _recomputed(
     number = len(shared)
 
     @tf.custom_gradient
-    def looped(*tensors: Any) -> tuple[Any, Callable[..., list[Any]]]:
+    def looped(*tensors: Any) -> tuple[Any, Function]:
         shared, chunks = tensors[:number], tensors[number:]
 
         def gradient(*upstream: Any) -> list[Any]:
@@ -170,14 +164,14 @@ def _recomputed(
     return looped(*shared, *chunks)
 
 
-def _added(tensors: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+def _added(tensors: Tensors, others: Tensors) -> list[Any]:
     return [one + other for one, other in zip(tensors, others, strict=True)]
 
 
 # Graphs.
 
 
-def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+def compiled(function: Function, jit_compile: bool) -> Function:
     """Returns the function as a graph, compiled by XLA if `jit_compile` is true.
 
     A second shape of an argument makes a graph for every size of the axes that differ.
@@ -185,12 +179,13 @@ def compiled(function: Callable[..., Any], jit_compile: bool) -> Callable[..., A
     return tf.function(function, jit_compile=jit_compile, reduce_retracing=True)
 
 
-def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+def apart(function: Function) -> Function:
     """Returns the function as a graph that is not inlined into other graphs.
 
     Use it for gradients in the body of a loop. The graph of a loop contains a cycle, in
     which TensorFlow does not match a pooling with its gradient. It then cannot use the
-    oneDNN kernel, which is several times as fast on CPUs.
+    oneDNN kernel, which is several times as fast on CPUs. TensorFlow has no public name for
+    the attribute.
     """
     return tf.function(function, experimental_attributes={"_noinline": True})
 

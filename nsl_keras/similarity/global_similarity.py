@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, nesting, validation
+from nsl_keras import nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity.kernels import FloatDense
 from nsl_keras.similarity.predictors import small_normal
@@ -98,16 +98,16 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         super().__init__(**kwargs)
         self.similarity = validation.one_of(similarity, SIMILARITIES, "similarity")
         self.regularizer = keras.regularizers.get(regularizer)
-        self.sphere = sphere
-        self.shared_by_channels = shared_by_channels
-        fits = "attention" not in similarity or shared_by_channels
+        self.sphere = validation.boolean(sphere, "sphere")
+        self.shared_by_channels = validation.boolean(
+            shared_by_channels, "shared_by_channels"
+        )
+        fits = "attention" not in similarity or self.shared_by_channels
         demand = f"True with similarity={similarity!r}"
         validation.require(fits, "shared_by_channels", demand, shared_by_channels)
-        self.data_format = validation.one_of(
-            data_format or keras.config.image_data_format(),
-            ("channels_last", "channels_first"),
-            "data_format",
-        )
+        formats = ("channels_last", "channels_first")
+        data_format = data_format or keras.config.image_data_format()
+        self.data_format = validation.one_of(data_format, formats, "data_format")
         self.channel_axis = 3 if self.data_format == "channels_last" else 1
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
@@ -120,7 +120,13 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         if self.similarity in STATIC:
             name = "height and width"
             sizes = [validation.known_axis(shape, axis, name) for axis in (1, 2)]
-            self._build_learned(masks * math.prod(sizes))
+            size, is_mask = masks * math.prod(sizes), self.similarity == "diagonal"
+            self.similarity_parameters = self.add_weight(
+                name="similarity",
+                shape=(size,) if is_mask else (size, size),
+                initializer="ones" if is_mask else "identity",
+                regularizer=self.regularizer,
+            )
             axes = {axis: input_shape[axis] for axis in (1, 2, 3)}
         elif self.similarity == "predicted_mask":
             self._build_mask_predictor(tuple(shape), masks)
@@ -128,13 +134,6 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
             self._build_attention(channels)
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
         nesting.pass_on_frozen(self)
-
-    def _build_learned(self, size: int) -> None:
-        is_mask = self.similarity == "diagonal"
-        shape, start = ((size,), "ones") if is_mask else ((size, size), "identity")
-        self.similarity_parameters = self.add_weight(
-            name="similarity", shape=shape, initializer=start, regularizer=self.regularizer
-        )
 
     def _build_mask_predictor(self, input_shape: tuple[Any, ...], masks: int) -> None:
         options: dict[str, Any] = {
@@ -218,5 +217,11 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        own = configs.arguments_of(self, GlobalNeuralSimilarity2D)
-        return {**super().get_config(), **own}
+        return {
+            **super().get_config(),
+            "similarity": self.similarity,
+            "regularizer": keras.regularizers.serialize(self.regularizer),
+            "sphere": self.sphere,
+            "data_format": self.data_format,
+            "shared_by_channels": self.shared_by_channels,
+        }

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.similarity.kernels import FloatKernel, windows
 
@@ -111,7 +111,11 @@ class Sphere(FloatKernel):
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, Sphere)}
+        return {
+            **super().get_config(),
+            "normalize": self.normalize,
+            "response": self.response,
+        }
 
 
 class SphereConvolution(Sphere):

@@ -15,6 +15,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
+from nsl_keras.backend import forget_initial_epoch
 from nsl_keras.training import files
 
 #: A file next to those of `BackupAndRestore`.
@@ -62,7 +63,8 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         folder: Local folder of the states, for this training alone; made if missing.
         callbacks: Callbacks of the same `fit` whose progress is kept, for example
             `keras.callbacks.EarlyStopping`. All their attributes are saved, except
-            constructor arguments and functions.
+            constructor arguments and functions. Callbacks that hold open files, such as
+            `keras.callbacks.CSVLogger`, cannot be among them.
         every: int, the number of epochs between states.
         delete_checkpoint: bool, whether to delete the states when training ends.
             Otherwise the last state stays, and `fit` then only restores the final model.
@@ -73,7 +75,8 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
 
     Raises:
         ValueError: For a remote folder, or an `every` below 1; in `fit`, if the model is
-            not built, or the states belong to another model or other `callbacks`.
+            not built, the progress of a callback cannot be pickled, or the states belong to
+            another model or other `callbacks`.
 
     Example:
 
@@ -110,18 +113,19 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
     ) -> None:
         self.folder = files.local(folder)
         # A folder of this process alone, where Keras reads and writes.
-        super().__init__(str(self.folder / f".scratch-{uuid.uuid4().hex}"))
+        super().__init__(str(self.folder / f".epoch_{uuid.uuid4().hex}"))
         self.callbacks = list(callbacks)
         self.every = validation.positive_integer(every, "every")
-        self.delete_checkpoint = delete_checkpoint
-        self.epoch = max(self._kept(), default=0)
+        self.delete_checkpoint = validation.boolean(delete_checkpoint, "delete_checkpoint")
+        self.epoch = max(self._states(), default=0)
         self._rest: dict[str, Any] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.epoch = max(self._kept(), default=0)
+        states = self._states()
+        self.epoch = max(states, default=0)
         scratch = pathlib.Path(self.backup_dir)
         if self.epoch:
-            shutil.copytree(self._path(self.epoch), scratch)
+            shutil.copytree(states[self.epoch], scratch)
             self._rest = pickle.loads((scratch / _REST).read_bytes())
         super().on_train_begin(logs)  # Weights, optimizer, and the epoch to begin at.
         shutil.rmtree(scratch, ignore_errors=True)
@@ -130,6 +134,9 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._resume()
+        if epoch == self.epoch:  # Before the first epoch of this `fit`, not after it.
+            for callback in self.callbacks:
+                _require_pickle(callback)
         if epoch > self.epoch and epoch % self.every == 0:
             self._keep(epoch, epoch)
 
@@ -147,7 +154,8 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
 
     def delete(self) -> None:
         """Deletes the states, and the folder if nothing else is in it."""
-        for path in (*self.folder.glob("epoch_*"), *self.folder.glob(".scratch-*")):
+        unfinished = self.folder.glob(".epoch_*")  # What kills left.
+        for path in (*self._states().values(), *unfinished):
             shutil.rmtree(path, ignore_errors=True)
         if self.folder.exists() and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -164,21 +172,21 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
             "callbacks": list(map(_progress_of, self.callbacks)),
         }
         (scratch / _REST).write_bytes(pickle.dumps(rest))
+        state = self.folder / f"epoch_{finished}"
         try:
-            scratch.rename(self._path(finished))
+            scratch.rename(state)
         except OSError:
-            if not self._path(finished).exists():
+            if not state.exists():
                 raise
             shutil.rmtree(scratch)  # Another process of the same training was first.
-        for epoch in self._kept():
+        for epoch, path in self._states().items():
             if epoch < finished:
-                shutil.rmtree(self._path(epoch), ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
         self.epoch = finished
 
     def _resume(self) -> None:
         """Restores what Keras's callbacks reset when training begins."""
-        # Otherwise the next `fit` without this callback would begin there too.
-        self.model._initial_epoch = 0
+        forget_initial_epoch(self.model)
         rest, self._rest = self._rest, {}
         if not rest:
             return
@@ -197,11 +205,10 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         known = {id(v) for v in (*self.model.weights, *self.model.metrics_variables)}
         return [v for v in self.model.non_trainable_variables if id(v) not in known]
 
-    def _path(self, epoch: int) -> pathlib.Path:
-        return self.folder / f"epoch_{epoch}"
-
-    def _kept(self) -> list[int]:
-        return [int(path.name[6:]) for path in self.folder.glob("epoch_*")]
+    def _states(self) -> dict[int, pathlib.Path]:
+        """Returns the folders of the kept states by their numbers of epochs."""
+        paths = self.folder.glob("epoch_*")
+        return {int(path.name[6:]): path for path in paths if path.name[6:].isdecimal()}
 
 
 def _progress_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
@@ -212,3 +219,15 @@ def _progress_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
         for name, value in vars(callback).items()
         if name.lstrip("_") not in (*arguments, "params", "model") and not callable(value)
     }
+
+
+def _require_pickle(callback: keras.callbacks.Callback) -> None:
+    """Raises for a callback whose progress cannot be saved."""
+    for name, value in _progress_of(callback).items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # Each type raises its own.
+            raise ValueError(
+                "`callbacks` must hold callbacks whose progress `pickle` can save. "
+                f"Received: a {type(callback).__name__} with {name}={value!r}"
+            ) from error

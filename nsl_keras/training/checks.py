@@ -7,12 +7,14 @@ not read in advance: bad values in them make the loss non-finite, and `fit` stop
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
 import math
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -66,6 +68,9 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
             )
 
 
+#: Raises for a batch with bad data.
+Check: TypeAlias = Callable[[Any], None]
+
 FIT = inspect.signature(keras.Model.fit)
 _EVALUATE = inspect.signature(keras.Model.evaluate)
 
@@ -110,18 +115,23 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return super().evaluate(*bound.args[1:], **bound.kwargs)
 
     def _checked(self, x: Any, y: Any = None) -> Any:
-        """Checks arrays or the first batch, except ignored targets, and returns `x`.
+        """Returns `x`, checked: the first batch of a `PyDataset` when Keras draws it.
 
-        It checks targets of zero weight too: Keras multiplies them, and NaN times 0 is NaN.
+        Targets of zero weight are checked too: NaN times 0 is NaN.
         """
-        if isinstance(x, types.GeneratorType):
-            batches = [*itertools.islice(x, 1)]
-            x = (each for each in itertools.chain(batches, x))
-        else:
-            batches = [x[0] if isinstance(x, keras.utils.PyDataset) else (x, y)]
-        for batch in batches:
+
+        def check(batch: Any) -> None:
             inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self._check_data(inputs, self._without_ignored(targets))
+
+        if isinstance(x, keras.utils.PyDataset):
+            return _FirstChecked(x, check)
+        batches = [(x, y)]
+        if isinstance(x, types.GeneratorType):
+            batches = [*itertools.islice(x, 1)]
+            x = (batch for batch in itertools.chain(batches, x))
+        for batch in batches:
+            check(batch)
         return x
 
     def _without_ignored(self, y: Any) -> Any:
@@ -135,10 +145,42 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return y
 
 
+class _FirstChecked(keras.utils.PyDataset):
+    """A data set whose first batch is checked when Keras draws it."""
+
+    def __init__(self, batches: keras.utils.PyDataset, check: Check) -> None:
+        super().__init__(
+            batches.workers, batches.use_multiprocessing, batches.max_queue_size
+        )
+        self.batches = batches
+        self.check: Check | None = check
+        # Keras calls them between epochs.
+        self.on_epoch_begin = batches.on_epoch_begin
+        self.on_epoch_end = batches.on_epoch_end
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.batches.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        batch = self.batches[index]
+        check, self.check = self.check, None
+        if check is not None:
+            check(batch)
+        return batch
+
+
 def loss_of_logits(loss: Any) -> None:
-    """Raises if a loss, or one of several losses, expects probabilities."""
+    """Raises if a loss, or one of several losses, does not take logits.
+
+    A loss with the argument `from_logits` says so itself. Any other loss of Keras takes
+    logits if it pulls up the logit of the true class wherever this is negative and the
+    smallest, and pulls up no other logit by more. Hinge losses and distances between logits
+    and one-hot labels do, for example `MeanSquaredError`; losses of probabilities are flat,
+    NaN or misleading there. Losses that are not Keras's own are not asked.
+    """
     for each in keras.tree.flatten(loss):
-        if each is not None and _expects_probabilities(keras.losses.get(each)):
+        if each is not None and not _takes_logits(keras.losses.get(each)):
             raise ValueError(
                 "`loss` must take logits, as "
                 "keras.losses.SparseCategoricalCrossentropy(from_logits=True) does. "
@@ -146,6 +188,23 @@ def loss_of_logits(loss: Any) -> None:
             )
 
 
-def _expects_probabilities(loss: Any) -> bool:
+def _takes_logits(loss: Any) -> bool:
     argument = inspect.signature(loss).parameters.get("from_logits")
-    return getattr(loss, "from_logits", argument and argument.default) is False
+    says = getattr(loss, "from_logits", argument and argument.default)
+    known = vars(keras.losses).values()
+    if says is not None or (type(loss) not in known and loss not in known):
+        return says is not False
+    for logits in ([-3.0, -1.0, -2.0], [-3.0, 2.0, 1.5]):
+        larger = [_value_of(loss, logits + 0.5 * row) for row in np.eye(3)]
+        gain, *others = _value_of(loss, np.array(logits)) - np.array(larger)
+        if not (gain > 0 and max(others) <= gain + 1e-4):  # NaN compares as false.
+            return False
+    return True
+
+
+def _value_of(loss: Any, logits: np.ndarray) -> float:
+    """Returns the loss of one example of class 0; NaN if there is none."""
+    for label in (np.eye(1, 3), np.zeros(1)):  # One-hot, or an integer.
+        with contextlib.suppress(ValueError, TypeError):
+            return float(keras.ops.sum(loss(label, logits[None].astype("float32"))))
+    return math.nan

@@ -97,8 +97,7 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         else:
             x = map_arrays(array_of, x)
         return x, None if y is None else array_of(y)
-    if ops.is_tensor(x):
-        raise ValueError(f"`x` must be dense. Received: x of type {type(x).__name__}")
+    _require_dense(x)
     if y is not None:
         raise ValueError(
             "`y` must be None if `x` is a data set, which yields its own targets. "
@@ -108,6 +107,7 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         keras.utils.unpack_x_y_sample_weight(batch)[:2]
         for batch in itertools.islice(iter(x), steps)
     ]
+    _require_dense(batches[:1])
     if not batches or not all(map(np.ndim, leaves(batches[0]))):
         found = "examples without a batch axis" if batches else "nothing"
         raise ValueError(
@@ -119,3 +119,12 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
         *batches,
     )
     return x, y
+
+
+def _require_dense(x: Any) -> None:
+    """Raises for ragged and sparse tensors."""
+    for leaf in leaves(x):
+        if ops.is_tensor(leaf) and not hasattr(leaf, "__array__"):
+            raise ValueError(
+                f"`x` must be dense. Received: x of type {type(leaf).__name__}"
+            )

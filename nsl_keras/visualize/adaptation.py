@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from keras import ops, tree
+from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures
@@ -65,85 +64,63 @@ def plot_adaptation(
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (3).
     """
     figures.require_neighbors(model)
-    batch = data.map_arrays(lambda part: part[None], data.gather(example)[0])
-    validation.built(model, "plot_adaptation")
-    ranks = tree.map_shape_structure(
-        lambda shape: shape and len(shape), model.get_build_config()["input_shape"]
-    )
-    if [part.ndim for part in data.leaves(batch)] != data.leaves(ranks):
-        shapes = [part.shape[1:] for part in data.leaves(batch)]
-        raise ValueError(
-            "`example` must be one input of the model, without a batch axis. "
-            f"Received: shapes {shapes}"
-        )
+    batch = figures.batch_of_one(example)
     found = model.neighbors(batch, k, by="effect")
     entries, weights, values, effects, before, after = (part[0] for part in found)
     names = figures.names_of(len(before), class_names)
     change = after - before
-    rows = [f"entry {entry}" for entry in entries]
-    is_classifier = model.task == "classification"
-    if is_classifier:
-        before, after = map(ops.convert_to_numpy, map(ops.softmax, (before, after)))
-        importance, least = np.maximum(before, after), LEAST_CHANGE
-        rows = [
-            f"{row}: {names[value.argmax()]}, {100 * value.max():.0f} %"
-            for row, value in zip(rows, values, strict=True)
-        ]
-    else:
-        importance = np.abs(change)
-        least = LEAST_CHANGE * max(float(np.abs(before).max()), 1e-12)
-    rows += [f"{model.num_neighbors - k} others", "sum"]
     changes = np.stack([*effects, change - effects.sum(axis=0), change])
+    rows = [f"entry {entry}" for entry in entries]
+    unit, importance = "output", np.abs(change)
+    least = LEAST_CHANGE * max(float(np.abs(before).max()), 1e-12)
+    if model.task == "classification":
+        before, after = map(ops.convert_to_numpy, map(ops.softmax, (before, after)))
+        unit, importance, least = "logit", np.maximum(before, after), LEAST_CHANGE
+        tops = (f"{names[each.argmax()]}, {100 * each.max():.0f} %" for each in values)
+        rows = [f"{row}: {top}" for row, top in zip(rows, tops, strict=True)]
+    rows += [f"{model.num_neighbors - k} others", "sum"]
     drawn = np.sort(np.argsort(-importance, kind="stable")[:_MOST_OUTPUTS])
     names = [textwrap.fill(names[index], 16) for index in drawn]
-    changes = changes[:, drawn]
 
     widths = [1.3, 3.2, max(0.6 * len(names), 3.0) + 0.8]
     heights = [1.9, 0.45 * len(rows)]
     figure = figures.new_figure(sum(widths), sum(heights) + 1.0)
-    grid = figure.add_gridspec(2, 3, width_ratios=widths, height_ratios=heights)
-    bars = figure.add_subplot(grid[0, 2])
-    _draw_outputs(bars, before[drawn], after[drawn], names, is_classifier)
-    _draw_weights(figure.add_subplot(grid[1, 1]), weights, rows)
-    matrix = figure.add_subplot(grid[1, 2])
-    unit = "logit" if is_classifier else "output"
-    largest = float(np.abs(changes).max())
-    colors = figures.draw_matrix(
-        matrix, changes, max(largest, least), changes, sign="+", aspect="auto"
+    axes = figure.subplot_mosaic(
+        [["example", ".", "outputs"], ["nearest", "weights", "changes"]],
+        width_ratios=widths,
+        height_ratios=heights,
     )
-    verdict = ": no effect" if largest < least else ""
-    matrix.set_title(f"change of each {unit}{verdict}", fontsize=9)
+    _draw_outputs(axes["outputs"], before[drawn], after[drawn], names, unit)
+    _draw_weights(axes["weights"], np.append(weights, max(1 - weights.sum(), 0)), rows)
+    scale = max(float(np.abs(changes[:, drawn]).max()), least)
+    colors = figures.draw_matrix(axes["changes"], changes[:, drawn], scale, table=True)
+    title = f"change of each {unit}" + (": no effect" if scale == least else "")
+    axes["changes"].set_title(title, fontsize=9)
     is_short = max(map(len, names)) <= 6
     slant = {} if is_short else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-    matrix.set_xticks(range(len(names)), names, fontsize=8, **slant)
-    figures.add_color_bar(figure, colors, matrix, f"change of the {unit}")
+    axes["changes"].set_xticks(range(len(names)), names, fontsize=8, **slant)
+    figures.add_color_bar(figure, colors, axes["changes"], f"change of the {unit}")
 
-    picture = figures.images_in(batch)
+    picture = figures.images_in(model, batch)
     inputs = batch if images is None else data.gather(images)[0]
-    pictures = figures.images_in(inputs)
+    pictures = figures.images_in(model, inputs)
+    axes["example"].set_axis_off()
+    axes["nearest"].set_axis_off()
     if picture is None or pictures is None:
         return figure
     shown = figures.display_range(picture, pictures)
-    axis = figure.add_subplot(grid[0, 0])
-    figures.draw_image(axis, picture[0], shown)
-    axis.set_title("example", fontsize=9)
+    figures.draw_image(axes["example"], picture[0], shown, "example")
     if images is not None:
-        nearest = model.nearest_examples(inputs)[entries]
-        axis = figure.add_subplot(grid[1, 0])
-        axis.set_axis_off()
-        axis.set_title("nearest image", fontsize=9)
-        for row, index in enumerate(nearest):
+        axes["nearest"].set_title("nearest image", fontsize=9)
+        for row, index in enumerate(model.nearest_examples(inputs)[entries]):
             place = (0, 1 - (row + 0.95) / len(rows), 1, 0.9 / len(rows))
-            figures.draw_image(axis.inset_axes(place), pictures[index], shown)
+            panel = axes["nearest"].inset_axes(place)
+            figures.draw_image(panel, pictures[index], shown)
     return figure
 
 
 def _draw_outputs(
-    axis: figures.Axes,
-    before: np.ndarray,
-    after: np.ndarray,
-    names: Sequence[str],
-    is_classifier: bool,
+    axis: figures.Axes, before: np.ndarray, after: np.ndarray, names: list[str], unit: str
 ) -> None:
     """Draws outputs before and after adaptation as bars."""
     for shift, outputs, color, when in (
@@ -151,24 +128,19 @@ def _draw_outputs(
         (0.2, after, figures.BLUE, "after"),
     ):
         top = int(outputs.argmax())
-        text = f": {names[top]}, {100 * outputs[top]:.0f} %" if is_classifier else ""
-        places = np.arange(len(names)) + shift
-        axis.bar(places, outputs, 0.38, color=color, label=when + text)
-    axis.set_ylabel("probability" if is_classifier else "output", fontsize=9)
-    axis.set_xlim(-0.5, len(names) - 0.5)
-    axis.set_xticks([])
-    axis.tick_params(labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
+        if unit == "logit":
+            when = f"{when}: {names[top]}, {100 * outputs[top]:.0f} %"
+        axis.bar(np.arange(len(names)) + shift, outputs, 0.38, color=color, label=when)
+    axis.set_ylabel("probability" if unit == "logit" else "output", fontsize=9)
+    axis.set(xlim=(-0.5, len(names) - 0.5), xticks=[])
     axis.legend(fontsize=8, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    figures.frame_bars(axis)
 
 
-def _draw_weights(axis: figures.Axes, weights: np.ndarray, rows: Sequence[str]) -> None:
+def _draw_weights(axis: figures.Axes, weights: np.ndarray, rows: list[str]) -> None:
     """Draws the attention weights of entries, and of all others, as bars."""
-    weights = np.append(weights, max(1 - weights.sum(), 0))
     axis.barh(range(len(weights)), weights, color=figures.ORANGE, height=0.6)
-    labels = [textwrap.fill(row, 24) for row in rows]
-    axis.set_yticks(range(len(rows)), labels, fontsize=8)
+    axis.set_yticks(range(len(rows)), [textwrap.fill(row, 24) for row in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_title("attention weight", fontsize=9)
-    axis.tick_params(axis="x", labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
+    figures.frame_bars(axis)

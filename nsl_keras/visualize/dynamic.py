@@ -10,7 +10,6 @@ from keras import ops, tree
 
 from nsl_keras import validation
 from nsl_keras.similarities import Diagonal
-from nsl_keras.training import data
 from nsl_keras.visualize import figures
 from nsl_keras.visualize.similarities import LEAST_SCALE
 
@@ -51,8 +50,8 @@ def plot_dynamic_similarity(
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3, Eq. (3).
     """
-    batch = data.map_arrays(lambda part: part[None], data.gather(image)[0])
-    picture = figures.require_images(batch, "image")[0]
+    batch = figures.batch_of_one(image)
+    picture = figures.require_images(model, batch, "image")[0]
     network = getattr(model, "backbone", None) or model
     chosen = _dynamic_layer(network, layer)
     inputs = keras.Model(network.inputs, chosen.input)(tree.flatten(batch), training=False)
@@ -71,12 +70,9 @@ def plot_dynamic_similarity(
     left, middle, right = figure.subfigures(1, 3, width_ratios=widths)
 
     above, below = left.subplots(2, 1)
-    figures.draw_image(above, picture, figures.display_range(picture))
-    above.set_title("image", fontsize=9)
-    top = max(LEAST_SCALE, float(distances.max()))
-    drawn = below.imshow(
-        distances, cmap="cividis", vmin=0, vmax=top, interpolation="nearest"
-    )
+    figures.draw_image(above, picture, figures.display_range(picture), "image")
+    colors = {"cmap": "cividis", "vmin": 0, "vmax": max(LEAST_SCALE, distances.max())}
+    drawn = below.imshow(distances, **colors, interpolation="nearest")
     below.set_axis_off()
     figures.add_color_bar(left, drawn, below, "distance to the identity")
     center = np.asarray(place) + 0.5
@@ -94,7 +90,7 @@ def plot_dynamic_similarity(
         shown = of_taps[place].reshape(height, width)
         numbers, title = shown + 1, "mask"
     axis = right.subplots()
-    drawn = figures.draw_matrix(axis, shown, scale, numbers if numbers.size <= 25 else None)
+    drawn = figures.draw_matrix(axis, shown, scale, numbers)
     axis.set_title(f"{title} at the cross", fontsize=9)
     figures.add_color_bar(right, drawn, axis, "difference to the identity")
     return figure

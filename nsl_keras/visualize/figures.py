@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from nsl_keras import validation
+from nsl_keras import nesting, validation
 from nsl_keras.training import data
 
 #: `matplotlib.figure.Figure` and `matplotlib.axes.Axes`. Matplotlib is optional, and
@@ -19,28 +19,39 @@ Axes: TypeAlias = Any
 #: Two colors that color-blind readers can distinguish, and a gray.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 
+#: The maximum of entries in a matrix with numbers, and of columns drawn as squares.
+_MOST_NUMBERED, _MOST_SQUARES = 25, 32
+
 #: Images with larger values than this contain bytes.
 _LEAST_OF_BYTES = 64
 
 
-def images_in(x: Any) -> np.ndarray | None:
-    """Returns the first inputs that are images, as `(n, height, width, channels)`."""
+def images_in(model: Any, x: Any) -> np.ndarray | None:
+    """Returns the first inputs that are images, as `(n, height, width, channels)`.
+
+    The first layer with a data format says which axis has the channels, and without such a
+    layer `keras.config.image_data_format()`.
+    """
     images = next((each for each in data.leaves(x) if each.ndim == 4), None)
-    if images is None or keras.config.image_data_format() == "channels_last":
+    formats = (getattr(layer, "data_format", None) for layer in nesting.sublayers(model))
+    layout = next(filter(None, formats), keras.config.image_data_format())
+    if images is None or layout == "channels_last":
         return images
     return np.moveaxis(images, 1, -1)
 
 
-def require_images(x: Any, name: str) -> np.ndarray:
+def require_images(model: Any, x: Any, name: str) -> np.ndarray:
     """Returns the images among the inputs, and raises if there are none."""
-    images = images_in(x)
-    if images is None:
-        shapes = ", ".join(str(each.shape) for each in data.leaves(x))
-        raise ValueError(
-            f"`{name}` must hold images, of shape (n, height, width, channels). "
-            f"Received: {name} of shape {shapes}"
-        )
-    return images
+    images: Any = images_in(model, x)
+    shapes = [each.shape for each in data.leaves(x)]
+    demand = "images, of shape (n, height, width, channels), or hold some"
+    validation.require(images is not None, name, demand, shapes)
+    return np.asarray(images)
+
+
+def batch_of_one(example: Any) -> Any:
+    """Returns one input, of any structure, as a batch."""
+    return data.map_arrays(lambda part: part[None], data.gather(example)[0])
 
 
 def require_neighbors(model: Any) -> None:
@@ -52,11 +63,8 @@ def require_neighbors(model: Any) -> None:
 def names_of(classes: int, class_names: Sequence[str] | None) -> list[str]:
     """Returns the names of the classes; by default their numbers."""
     names = range(classes) if class_names is None else class_names
-    if len(names) != classes:
-        raise ValueError(
-            f"`class_names` must hold {classes} names, one per class. "
-            f"Received: {len(names)} names"
-        )
+    demand = f"{classes} names, one per class"
+    validation.require(len(names) == classes, "class_names", demand, class_names)
     return [str(name) for name in names]
 
 
@@ -81,7 +89,9 @@ def display_range(*stacks: np.ndarray) -> tuple[float, float]:
     return 0.0, 255.0 if are_bytes else max(high, 1.0)
 
 
-def draw_image(axis: Axes, image: np.ndarray, values: tuple[float, float]) -> None:
+def draw_image(
+    axis: Axes, image: np.ndarray, values: tuple[float, float], title: str = ""
+) -> None:
     """Draws an image: three or four channels in colors, others as their mean in gray."""
     low, high = values
     shown = np.clip((np.asarray(image, "float32") - low) / (high - low), 0, 1)
@@ -89,6 +99,13 @@ def draw_image(axis: Axes, image: np.ndarray, values: tuple[float, float]) -> No
         shown = shown.mean(axis=-1)
     axis.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=9)
+
+
+def frame_bars(axis: Axes) -> None:
+    """Leaves small labels and two sides of the frame around bars."""
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def grid_of_images(
@@ -118,24 +135,26 @@ def draw_matrix(
     changes: np.ndarray,
     scale: float,
     numbers: np.ndarray | None = None,
-    sign: str = "",
-    aspect: str = "equal",
+    table: bool = False,
 ) -> Any:
     """Draws a matrix of changes in colors: blue is up, red is down, white is none.
 
-    A change of `scale` gets the darkest colors. Numbers on the cells show the two leading
-    digits of `scale`. Returns the argument of `add_color_bar`.
+    A change of `scale` gets the darkest colors. Numbers, if they are few, show the two
+    leading digits of `scale`. A table fills its axis, and shows the changes themselves.
+    Returns the argument of `add_color_bar`.
     """
+    aspect = "auto" if table or changes.shape[1] > _MOST_SQUARES else "equal"
     colors = {"cmap": "RdBu", "vmin": -scale, "vmax": scale}
     drawn = axis.imshow(changes, **colors, aspect=aspect, interpolation="nearest")
     axis.set(xticks=[], yticks=[])
-    if numbers is None:
-        return drawn
     decimals = int(np.clip(1 - np.floor(np.log10(scale)), 2, 6))
-    for (row, column), number in np.ndenumerate(np.round(numbers, decimals) + 0.0):
-        text = f"{number:{sign}.{decimals}f}"
-        color = "white" if abs(changes[row, column]) > 0.6 * scale else "black"
-        axis.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+    pattern = f"{{:{'+' if table else ''}.{decimals}f}}"
+    numbers = changes if table else numbers
+    if numbers is not None and (table or numbers.size <= _MOST_NUMBERED):
+        for (row, column), number in np.ndenumerate(np.round(numbers, decimals) + 0.0):
+            color = "white" if abs(changes[row, column]) > 0.6 * scale else "black"
+            options = {"ha": "center", "va": "center", "fontsize": 7, "color": color}
+            axis.text(column, row, pattern.format(number), **options)
     return drawn
 
 

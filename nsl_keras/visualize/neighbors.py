@@ -59,11 +59,11 @@ def plot_neighbors(
     figures.require_neighbors(model)
     x, _ = data.gather(x)
     examples, labels = data.gather(examples, labels)
-    queries = figures.require_images(x, "x")
-    pictures = figures.require_images(examples, "examples")
-    fits = validation.positive_integer(k, "k") <= len(pictures)
-    demand = f"at most the number of examples, {len(pictures)}"
-    validation.require(fits, "k", demand, k)
+    queries = figures.require_images(model, x, "x")
+    pictures = figures.require_images(model, examples, "examples")
+    most = len(pictures)
+    demand = f"at least 1, and at most the number of examples, {most}"
+    validation.require(k in range(1, most + 1), "k", demand, k)
     found = model.neighbors(x, k=model.num_neighbors)
     attention = np.zeros((len(queries), len(pictures)))
     nearest = model.nearest_examples(examples)[found.indices]

@@ -10,15 +10,13 @@ import keras
 import numpy as np
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.visualize import figures
 
-#: The maximum of panels in a row, and of entries in a panel with numbers.
-_MOST_COLUMNS, _MOST_NUMBERED = 6, 25
-
-#: The maximum of columns that are drawn as squares.
-_MOST_SQUARES = 32
+#: The maximum of panels in a row.
+_MOST_COLUMNS = 6
 
 #: The smallest difference to the identity with the darkest colors.
 LEAST_SCALE = 1e-2
@@ -54,11 +52,8 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
         for part in similarities_of(model)
         for caption, numbers, changes in _panels_of(part)
     ]
-    if not panels:
-        raise ValueError(
-            "`model` must have static neural similarity layers, or layers that learn their "
-            f"kernel's shape. Received: model={model.name!r}, which has neither"
-        )
+    demand = "a model with static neural similarities, or with learned kernel shapes"
+    validation.require(panels, "model", demand, model.name)
     columns = min(len(panels), _MOST_COLUMNS)
     rows = math.ceil(len(panels) / columns)
     lines = max(title.count("\n") for title, _, _ in panels)
@@ -68,9 +63,7 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()
     for axis, (title, numbers, changes) in zip(axes.flat, panels, strict=False):
-        shown = numbers if numbers.size <= _MOST_NUMBERED else None
-        aspect = "equal" if numbers.shape[1] <= _MOST_SQUARES else "auto"
-        drawn = figures.draw_matrix(axis, changes, scale, shown, aspect=aspect)
+        drawn = figures.draw_matrix(axis, changes, scale, numbers)
         axis.set_anchor("N")  # Room for the title is measured from where the panel ends.
         axis.set_title(title, fontsize=7)
     figures.add_color_bar(figure, drawn, axes, "difference to the identity")

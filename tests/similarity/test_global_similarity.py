@@ -142,6 +142,7 @@ def test_bare_attention_does_not_overflow_in_half_precision(similarity):
     ("options", "shape", "message"),
     [
         ({"similarity": "full"}, (), r"`similarity` must be one of .*similarity='full'"),
+        ({"sphere": "no"}, (), "`sphere` must be True or False.*'no'"),
         ({"data_format": "last"}, (), r"`data_format` must be one of .*'last'"),
         ({}, (None, None, 5, 8), r"height and width .*\(None, None, 5, 8\)"),
         ({"similarity": "unconstrained"}, (None, 4, None, 8), r"height and width .* known"),

@@ -205,33 +205,48 @@ def test_extreme_curvatures_are_finite(k):
         assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
 
 
-@pytest.mark.parametrize("response", ["cosine", "learnable_sigmoid"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("normalize", "response"),
+    [("input", "cosine"), ("kernel", "cosine"), *(("both", each) for each in RESPONSES)],
+)
 @pytest.mark.parametrize(
     ("kind", "extra", "options"),
     [
         (SphereConv1D, (), {"padding": "same", "strides": 2}),
         (SphereConv1D, (), {"groups": 2, "dilation_rate": 2}),
         (SphereConv3D, (1, 1), {"padding": "valid"}),
+        (SphereDense, (), {"activation": "softplus", "use_bias": True}),
     ],
 )
-def test_other_ranks_agree_with_two_dimensions(kind, extra, options, response):
-    """A line or a volume of one column is an image of one column."""
-    lines = ops.convert_to_tensor(IMAGES[:, :, 2], dtype="float32")
-    twin = kind(4, (3, *extra), response=response, **options)
-    flat_options = {
-        name: (value, 1) if name in ("strides", "dilation_rate") else value
-        for name, value in options.items()
-    }
-    flat = SphereConv2D(4, (3, 1), response=response, **flat_options)
+def test_others_agree_with_two_dimensions(kind, extra, options, normalize, response, dtype):
+    """A line or a volume of one column is an image of one column; a dense layer has 1x1."""
+    size = () if kind is SphereDense else ((3, *extra),)
+    flat_size = (1 if kind is SphereDense else 3, 1)
+    options = {**options, "normalize": normalize, "response": response, "dtype": dtype}
+    twin = kind(4, *size, **options)
+    for name in {"strides", "dilation_rate"} & set(options):
+        options[name] = (options[name], 1)
+    flat = SphereConv2D(4, flat_size, **options)
     shape = (2, 7, *extra, 4)
-    received = twin(ops.reshape(lines, shape))
+    twin.build(shape)
     flat.build((2, 7, 1, 4))
+    if twin.use_bias:
+        twin.bias.assign(np.arange(4.0))
+    if response == "learnable_sigmoid":
+        twin.curvature.assign([-0.4, 0.0, 0.2, 3.0])
     for ours, theirs in zip(twin.weights, flat.weights, strict=True):
         theirs.assign(ops.reshape(ours, theirs.shape))
+    lines = ops.convert_to_tensor(IMAGES[:, :, 0], dtype=dtype)
     expected = ops.convert_to_numpy(flat(lines[:, :, None]))
+    received = twin(ops.reshape(lines, shape))
     assert twin.compute_output_shape(shape) == received.shape
     received = np.reshape(ops.convert_to_numpy(received), expected.shape)
-    np.testing.assert_allclose(received, expected, atol=1e-6)
+    np.testing.assert_allclose(received, expected, atol=TOLERANCES[dtype])
+    assert np.ptp(received, axis=(0, 1)).min() > 0.1
+    if kind is SphereDense:
+        found = ops.convert_to_numpy(twin(lines[:, 0]))
+        np.testing.assert_allclose(found, expected[:, 0, 0], atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("normalize", ["input", "both"])
@@ -249,36 +264,6 @@ def test_products_and_norms_beyond_half_precision(layer, normalize):
     assert float(ops.max(expected)) > 0.8
     found = layer(*arguments, dtype="mixed_float16", **options)(images)
     np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("normalize", "response"),
-    [("input", "cosine"), ("kernel", "cosine"), *(("both", each) for each in RESPONSES)],
-)
-def test_dense_is_the_convolution_of_one_pixel(normalize, response, dtype):
-    options = {
-        "activation": "softplus",
-        "use_bias": True,
-        "normalize": normalize,
-        "response": response,
-        "dtype": dtype,
-    }
-    vectors = ops.convert_to_tensor(IMAGES[:, :, 0], dtype=dtype)
-    dense = SphereDense(5, **options)
-    dense.build((None, None, 4))
-    dense.bias.assign(np.arange(5.0))
-    if response == "learnable_sigmoid":
-        dense.curvature.assign([-0.4, 0.0, 0.2, 0.7, 3.0])
-    convolution = SphereConv2D(5, 1, **options)
-    convolution.build((None, None, None, 4))
-    for ours, theirs in zip(dense.weights, convolution.weights, strict=True):
-        theirs.assign(ops.reshape(ours, theirs.shape))
-    expected = ops.convert_to_numpy(convolution(vectors[:, :, None]))[:, :, 0]
-    received = ops.convert_to_numpy(dense(vectors))
-    np.testing.assert_allclose(received, expected, atol=TOLERANCES[dtype])
-    assert np.ptp(received, axis=(0, 1)).min() > 0.1
-    np.testing.assert_allclose(dense(vectors[:, 0]), expected[:, 0], atol=TOLERANCES[dtype])
 
 
 def test_integer_inputs():

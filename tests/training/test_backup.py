@@ -1,6 +1,7 @@
 """Training goes on after a kill, with the numbers of one that nothing interrupted."""
 
 import functools
+import re
 
 import keras
 import numpy as np
@@ -120,10 +121,14 @@ def test_states_every_few_epochs(tmp_path):
         def on_epoch_begin(self, epoch, logs=None):
             kept.append(names(tmp_path))
 
-    (tmp_path / "mine").write_text("")
+    mine = [".scratch-1", "epoch_best"]
+    for name in mine:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".epoch_of_a_kill").mkdir()
     fit(dense_model(), tmp_path, others=[Look()], every=2)
-    assert kept == [["mine"], ["mine"], *2 * [["epoch_2", "mine"]], ["epoch_4", "mine"]]
-    assert names(tmp_path) == ["mine"]
+    numbers = [re.findall(r"epoch_(\d)", " ".join(each)) for each in kept]
+    assert numbers == [[], [], ["2"], ["2"], ["4"]]
+    assert names(tmp_path) == mine
 
 
 def test_processes_that_share_a_folder(tmp_path):
@@ -156,11 +161,21 @@ def test_a_state_of_another_training(tmp_path):
         fit(model, tmp_path)
 
 
-def test_bad_arguments():
+def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match="`every` must be a positive integer"):
         TrainingBackup("states", every=0)
+    with pytest.raises(ValueError, match="`delete_checkpoint` must be True or False"):
+        TrainingBackup("states", delete_checkpoint="no")
     with pytest.raises(ValueError, match="must be on this machine"):
         TrainingBackup("gs://bucket/states")
+    # Not after the first epoch, whose work would be lost.
+    log, model = keras.callbacks.CSVLogger(tmp_path / "log.csv"), dense_model()
+    with pytest.raises(
+        ValueError, match=r"`callbacks` must hold .*a CSVLogger with csv_fi"
+    ):
+        fit(model, tmp_path / "states", others=[log])
+    assert model.optimizer.iterations == 0 and not (tmp_path / "states").exists()
+    log.csv_file.close()
 
 
 def test_private_progress_of_callbacks(tmp_path):

@@ -1,5 +1,7 @@
 """What `fit` refuses beforehand, where it stops, and what a loss may leave out."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,21 @@ from nsl_keras.training import checks
 LONG = pytest.mark.long
 X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
 Y = np.arange(24) % 3
+
+
+class Counted(Batches):
+    """Counts how often a batch is drawn, and an epoch begins or ends."""
+
+    drawn = epochs = 0
+
+    def __getitem__(self, index):
+        self.drawn += 1
+        return super().__getitem__(index)
+
+    def on_epoch_begin(self):
+        self.epochs += 1
+
+    on_epoch_end = on_epoch_begin
 
 
 def with_nan():
@@ -57,10 +74,9 @@ def test_a_gentle_stop_is_gentle():
 @pytest.mark.usefixtures("eager")
 def test_arguments_by_position():
     """As Keras orders them: callbacks are the sixth, validation data the eighth."""
-    model, seen = classifier(), []
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(1))
-    model.fit(X, Y, 8, 2, 0, [callback])
-    assert len(seen) == 2
+    model, history = classifier(), keras.callbacks.History()
+    model.fit(X, Y, 8, 2, 0, [history])
+    assert history.epoch == [0, 1]
     with pytest.raises(ValueError, match="must hold classes 0 to 2"):
         model.fit(X, Y, 8, 1, 0, None, 0.0, (X, Y + 1))
     with pytest.raises(ValueError, match="must hold classes 0 to 2"):
@@ -76,6 +92,12 @@ def test_the_first_batch_of_a_data_set_is_checked():
     )
     model.fit((batch for batch in [(X, Y)] * 3), callbacks=note, **options)
     assert len(seen) == 3
+    ours, kerass = (Counted((X, Y)), Counted((X, Y)))
+    model.fit(ours, verbose=0)
+    plain = keras.Sequential([keras.layers.Dense(3)])
+    plain.compile("sgd", model.loss)
+    plain.fit(kerass, verbose=0)
+    assert (ours.drawn, ours.epochs) == (kerass.drawn, kerass.epochs)
     for use in (
         lambda wrong: model.fit((batch for batch in [wrong]), shuffle=False),
         lambda wrong: model.fit(X, Y, validation_data=Batches(wrong), verbose=0),
@@ -91,29 +113,61 @@ def test_targets_that_the_loss_leaves_out_are_not_checked():
     labels = np.where(Y == 2, -1, Y)
     model.compile("sgd", [model.loss])
     model.fit(X, labels, validation_data=(X, labels), verbose=0)
+    # A weight of zero does not keep a label outside the classes out of the loss.
+    wrong, weights = np.where(Y == 2, 7, Y), (Y != 2).astype("float32")
     with pytest.raises(ValueError, match=r"must hold classes 0 to 2.*: 7"):
-        model.evaluate(X, np.where(Y == 2, 7, Y), verbose=0)
+        model.fit(X, wrong, sample_weight=weights, verbose=0)
+    with pytest.raises(ValueError, match=r"must hold classes 0 to 2.*: 7"):
+        model.evaluate(X, wrong, verbose=0)
 
 
-def test_targets_of_zero_weight_are_checked():
-    """The weight does not keep a label outside the classes out of the loss."""
-    labels = np.where(np.arange(24) == 5, -1, Y)
-    weights = (labels >= 0).astype("float32")
-    with pytest.raises(ValueError, match=r"must hold classes 0 to 2.*: -1"):
-        classifier().fit(X, labels, sample_weight=weights, verbose=0)
+def kerass_losses():
+    """Every loss of Keras, and whether it says that it takes logits; `None` if neither."""
+    for loss in vars(keras.losses).values():
+        parameters = inspect.signature(loss).parameters if callable(loss) else {}
+        if inspect.isclass(loss) and loss is not keras.losses.Loss:
+            given = {"q": 0.5} if "q" in parameters else {}
+            if "from_logits" in parameters:
+                for value in (False, True):
+                    yield loss(from_logits=value), value
+            else:
+                yield loss(**given), None
+        elif [*parameters][:2] == ["y_true", "y_pred"]:
+            yield loss, False if "from_logits" in parameters else None
 
 
-def test_losses_of_probabilities():
-    logits = keras.losses.CategoricalCrossentropy(from_logits=True)
-    for loss in (
-        "categorical_crossentropy",
-        keras.losses.SparseCategoricalCrossentropy(),
-        keras.losses.sparse_categorical_crossentropy,
-        [logits, "binary_crossentropy"],
-    ):
-        with pytest.raises(ValueError, match="`loss` must take logits"):
+#: Losses of margins and of numbers, by the names of their functions and classes.
+MARGINS = [
+    *("hinge", "squaredhinge", "categoricalhinge", "cosinesimilarity"),
+    *("meansquarederror", "meanabsoluteerror", "huber", "logcosh"),
+]
+
+
+@pytest.mark.jax
+def test_every_loss_of_keras_is_one_of_logits_or_margins_or_refused():
+    """A loss of the softmax's logits forgets a constant that is added to each row."""
+    shift = np.array([[1.5], [-2.0]], "float32")
+    seen = set()
+    for loss, says in kerass_losses():
+        name = getattr(loss, "__name__", type(loss).__name__).lower().replace("_", "")
+        seen.add(name)
+        is_margin = name in MARGINS or (says and name.startswith("binary"))
+        if not (says or is_margin):
+            with pytest.raises(ValueError, match="`loss` must take logits"):
+                checks.loss_of_logits(loss)
+            continue
+        checks.loss_of_logits(loss)
+        labels = np.array([1, 0]) if "sparse" in name else np.eye(3)[[1, 0]]
+        one, other = (loss(labels, X[:2, :3] + added) for added in (0, shift))
+        assert np.allclose(one, other, atol=1e-5) == (not is_margin), name
+    assert {*MARGINS, "kldivergence", "poisson", "dice", "tversky", "ctc"} <= seen
+
+
+def test_losses_by_name_in_lists_and_of_others():
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    for loss in ("kld", "sparse_categorical_crossentropy", [logits, "poisson"]):
+        with pytest.raises(ValueError, match=r"`loss` must take logits.*loss="):
             checks.loss_of_logits(loss)
-
     for loss in (None, "mse", logits, lambda y_true, y_pred: ops.mean(y_pred)):
         checks.loss_of_logits(loss)
 

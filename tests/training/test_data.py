@@ -105,6 +105,16 @@ def test_text_reaches_models(form):
     assert adapted.predict(x[:3], verbose=0).argmax(axis=1).tolist() == [0, 1, 2]
 
 
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX has no ragged tensors")
+def test_ragged_examples_are_named():
+    import tensorflow as tf
+
+    ragged = tf.ragged.constant([[1, 2], [3]])
+    for given in (ragged, {"x": ragged}, tf.data.Dataset.from_tensors((ragged, [0, 1]))):
+        with pytest.raises(ValueError, match=r"`x` must be dense.*RaggedTensor"):
+            data.gather(given)
+
+
 def test_strings_of_tensorflow_become_text():
     names = ["füchs", "owl"]
     encoded = np.array([each.encode() for each in names], object)

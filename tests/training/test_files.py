@@ -25,22 +25,22 @@ def test_a_file_takes_its_place_whole(tmp_path):
         assert scratch.name == "a.json"
         scratch.write_text("second")
         assert path.read_text() == "first"
-        # Another file of the same folder meanwhile.
-        write(path.with_name("b"), "b")
+        write(path.with_name("b"), "b")  # Another file of the same folder meanwhile.
     assert path.read_text() == "second"
     assert names(path.parent) == ["a.json", "b"]
 
 
 def test_a_folder_takes_its_place_whole(tmp_path):
-    path = tmp_path / "new" / "1"
-    with files.replacing(path) as scratch:
+    """Others beside it stay, whoever made them."""
+    old = tmp_path / ".scratch-old"
+    old.mkdir()
+    os.utime(old, (0, 0))
+    with files.replacing(tmp_path / "1") as scratch:
         (scratch / "variables").mkdir(parents=True)
-        (scratch / "variables" / "index").write_text("index")
-        assert not path.exists()
-    assert names(path.parent) == ["1", "index", "variables"]
-    with pytest.raises(OSError), files.replacing(path) as scratch:
+        assert not (tmp_path / "1").exists()
+    with pytest.raises(OSError), files.replacing(tmp_path / "1") as scratch:
         scratch.mkdir()
-    assert names(path.parent) == ["1", "index", "variables"]
+    assert names(tmp_path) == [".scratch-old", "1", "variables"]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
@@ -51,17 +51,6 @@ def test_an_error_leaves_what_was_there(tmp_path, error):
         scratch.write_text("sec")
         raise error
     assert path.read_text() == "first" and names(tmp_path) == ["a.json"]
-
-
-def test_what_kills_left_is_removed_after_a_day(tmp_path):
-    for name, age in (("old", 2 * 24 * 60 * 60), ("new", 60)):
-        left = tmp_path / f".scratch-{name}"
-        left.mkdir()
-        (left / "half").write_text("half")
-        then = left.stat().st_mtime - age
-        os.utime(left, (then, then))
-    write(tmp_path / "a", "a")
-    assert names(tmp_path) == [".scratch-new", "a", "half"]
 
 
 def test_local():

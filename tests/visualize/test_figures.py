@@ -51,20 +51,43 @@ def test_values_that_are_black_and_white(stacks, values):
 
 
 def test_images_among_several_inputs():
-    inputs = {"vector": X, "image": IMAGES}
-    assert figures.images_in(inputs) is IMAGES
-    assert figures.images_in([X]) is None
+    plain = keras.Sequential([keras.layers.Dense(2)])
+    assert figures.images_in(plain, {"vector": X, "image": IMAGES}) is IMAGES
+    assert figures.images_in(plain, [X]) is None
     keras.config.set_image_data_format("channels_first")
-    found = figures.images_in(np.moveaxis(IMAGES, -1, 1))
-    np.testing.assert_array_equal(found, IMAGES)
+    np.testing.assert_array_equal(
+        figures.images_in(plain, np.moveaxis(IMAGES, -1, 1)), IMAGES
+    )
+    last = keras.Sequential([keras.layers.Conv2D(2, 1, data_format="channels_last")])
+    assert figures.images_in(last, IMAGES) is IMAGES
+
+
+def test_pictures_of_networks_with_channels_first():
+    """Where the channels are, the layers say, and not Keras's setting."""
+    options = {"padding": "same", "data_format": "channels_first"}
+    layer = nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor="sphere", **options)
+    images = RNG.random((4, 3, 8, 7)).astype("float32")
+    expected = np.moveaxis(images, 1, -1)
+    backbone = keras.Sequential([keras.Input(images.shape[1:]), layer])
+    backbone.add(keras.layers.GlobalAveragePooling2D(data_format="channels_first"))
+    model = nsl_keras.MetaNeighborhoodModel(backbone, keras.layers.Dense(3), 4)
+    model.build(images.shape)
+    panels = visualize.plot_neighbors(model, images[:1], images, k=2).axes
+    np.testing.assert_allclose(drawn(panels[0]), expected[0], atol=1e-6)
+    assert drawn(panels[1]).shape == (8, 7, 3)
+    figure = visualize.plot_adaptation(model, images[1], k=2, images=images)
+    np.testing.assert_allclose(drawn(figure.axes[0]), expected[1], atol=1e-6)
+    seen, distances = visualize.plot_dynamic_similarity(model, images[2]).axes[:2]
+    np.testing.assert_allclose(drawn(seen), expected[2], atol=1e-6)
+    assert drawn(distances).shape == (8, 7)
 
 
 def picture(name, *data, model=None, **options):
     """A call that draws, later."""
 
     def draw():
-        shape = np.shape(data[0])[1:] if data else ()
-        of = model() if model else small_model(keras.layers.Dense(3), shape=shape or (6,))
+        shape = IMAGES.shape[1:] if name == "neighbors" else X.shape[1:]
+        of = model() if model else small_model(keras.layers.Dense(3), shape=shape)
         return getattr(visualize, f"plot_{name}")(of, *data, **options)
 
     return draw
@@ -80,10 +103,22 @@ def dynamic_model():
 
 
 test_errors = refusing(
-    (lambda: figures.require_images(X, "images"), r"`images` must hold images.*20, 6"),
-    (lambda: figures.names_of(3, "ab"), "`class_names` must hold 3 names.*2 names"),
+    (lambda: figures.require_images(plain_model(), X, "x"), r"`x` must be images.*20, 6"),
+    (lambda: figures.names_of(3, "ab"), "`class_names` must be 3 names.*='ab'"),
     (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
-    (picture("similarities", model=plain_model), "`model` must have static .*neither"),
+    (picture("adaptation", X[:2]), r"must have shapes \[\(None, 6\)\], with a batch axis"),
+    (picture("adaptation", X[0], model=plain_model), "`model` must be a `MetaNeighborh"),
+    (picture("similarities", model=plain_model), "`model` must be .*static .*='sequential"),
+    (picture("neighbors", IMAGES, IMAGES, model=plain_model), "`model` must be a `MetaN"),
+    (picture("neighbors", IMAGES, IMAGES[:2], k=3), "`k` must be at least 1, and at most"),
+    (
+        picture("neighbors", IMAGES, IMAGES, np.zeros(5)),
+        r"one label per example.*: 5 labels for 20",
+    ),
+    (
+        picture("neighbors", IMAGES, IMAGES, np.array(["ant"] * 20)),
+        "`labels` must hold numbers",
+    ),
     (
         picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
         "`layer` must be one of None, 'seen'.*layer='other'",

@@ -63,15 +63,3 @@ def test_images_labels_and_attention(task):
             rate.assign(0.0)
         figure = visualize.plot_neighbors(model, IMAGES[:1], IMAGES, k=1)
         assert figure.axes[0].get_xlabel() == str(before[0].argmax())
-
-
-def test_errors():
-    model = small_model(keras.layers.Dense(3), shape=(4, 4, 1))
-    with pytest.raises(ValueError, match="`model` must be a `MetaNeighborhoodModel`"):
-        visualize.plot_neighbors(model.backbone, IMAGES, IMAGES)
-    with pytest.raises(ValueError, match="`k` must be at most"):
-        visualize.plot_neighbors(model, IMAGES, IMAGES[:2], k=3)
-    with pytest.raises(ValueError, match=r"one label per example.*: 5 labels for 30"):
-        visualize.plot_neighbors(model, IMAGES, IMAGES, LABELS[:5])
-    with pytest.raises(ValueError, match="`labels` must hold"):
-        visualize.plot_neighbors(model, IMAGES, IMAGES, np.array(["ant"] * 30))

@@ -38,9 +38,12 @@ def names_of(module: ModuleType) -> list[str]:
     found = getattr(module, "__all__", None) or [
         name
         for name, thing in vars(module).items()
-        if not name.startswith("_")
-        and getattr(thing, "__module__", "").startswith("nsl_keras.")
-        and (module is nsl_keras or thing.__module__ == module.__name__)
+        if getattr(thing, "__module__", "") == module.__name__
+    ]
+    found = [
+        name
+        for name in found
+        if not name.startswith("_") and not inspect.ismodule(vars(module)[name])
     ]
     return sorted(found, key=lambda name: (not inspect.isclass(vars(module)[name]), name))
 
