@@ -41,7 +41,7 @@ def save_model(
     | `classify` | `class`, the name of the class, and `probabilities` |
     | `unadapted` | the predictions before adaptation |
     | `features` | the features, of shape `(batch, features)` |
-    | `neighbors` | `entries`, `classes`, and the rest of `Neighbors` |
+    | `neighbors` | `entries`, `classes`, `weights`, `values`, `before` and `after` |
 
     `classify` needs TensorFlow and a model of logits with `class_names`, which `adapt`
     returns. Only a `MetaNeighborhoodModel` gets the last three signatures. `entries` are
@@ -142,8 +142,12 @@ def save_model(
     predict = guarded(further.get("serve", lambda given: model(given, training=False)))
     expected = predict(batch), predict(batch)
     archive = keras.export.ExportArchive()
-    for name, function in functions.items():
-        archive.add_endpoint(name, guarded(function), input_signature=[inputs])
+    computed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if isinstance(served, MetaNeighborhoodModel):
+        computed = served.constants_computed()
+    with computed:
+        for name, function in functions.items():
+            archive.add_endpoint(name, guarded(function), input_signature=[inputs])
     parts = (served, preprocessing, *functions.values())
     for layer in filter(lambda part: isinstance(part, keras.layers.Layer), parts):
         for each in (layer, *nesting.sublayers(layer)):
@@ -216,6 +220,7 @@ def _signatures_of(model: keras.Model, k: int, names: Any) -> dict[str, Function
     def neighbors(inputs: Any) -> dict[str, Any]:
         found = model.neighbors_of_batch(inputs, k)._asdict()
         found["entries"] = found.pop("indices")
+        del found["output_changes"]
         if model.task == "classification":
             found["classes"] = ops.argmax(found["values"], axis=-1)
         return found
