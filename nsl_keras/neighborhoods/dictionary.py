@@ -193,15 +193,22 @@ class NeighborDictionary(keras.layers.Layer):
     @property
     def values(self) -> Tensor:
         """The values, of shape `(num_neighbors, num_values)`; probabilities sum to 1."""
+        return self.values_at(None)
+
+    def values_at(self, indices: Tensor | None) -> Tensor:
+        """Returns the values of some entries, of shape `(*indices.shape, num_values)`."""
         if self.fixed_values is True:
             classes = self.fixed_classes()
-            return ops.one_hot(classes, self.num_values, dtype=self.variable_dtype)
-        if self.fixed_values is not False:
-            return ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
-        values = ops.convert_to_tensor(self.raw_values)
-        if self.task == "regression":
-            return values
-        return ops.softmax(self.value_scale * values)
+            stored = ops.one_hot(classes, self.num_values, dtype=self.variable_dtype)
+        elif self.fixed_values is not False:
+            stored = ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
+        else:
+            stored = ops.convert_to_tensor(self.raw_values)
+        if indices is not None:
+            stored = ops.take(stored, indices, axis=0)
+        if self.fixed_values is not False or self.task == "regression":
+            return stored
+        return ops.softmax(self.value_scale * stored)
 
     def fixed_classes(self) -> np.ndarray:
         """Returns the class of each entry, floor(s * C / S): equal, contiguous shares."""

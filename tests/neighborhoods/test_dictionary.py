@@ -212,7 +212,7 @@ def test_a_step_on_an_entry_does_not_overshoot(head, options, curvature):
     expected = options.get("inner_learning_rate", 0.05)
     if curvature:
         expected = 1 / (curvature * (squares + 1))
-    np.testing.assert_allclose(model.inner_rates[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(model.inner_learning_rates[0], expected, rtol=1e-5)
 
 
 def test_assign():

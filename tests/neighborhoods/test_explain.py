@@ -42,7 +42,7 @@ def test_closed_form_of_a_dense_head(task):
         gradients = 2 * (outputs - values)
     # An entry's own step on kernel and bias, seen from the example.
     lever = weights * (as_numpy(heads.features()) @ keys.T + 1)
-    expected = -float(layer.rate.rates()[0]) * lever[..., None] * gradients
+    expected = -float(layer.learning_rate.rates()[0]) * lever[..., None] * gradients
     check_close(changes_of(layer), expected, 1e-12)
 
 

@@ -157,7 +157,7 @@ def test_frozen_models_adapt_and_do_not_train():
     assert_close(model(X), expected)
 
 
-@pytest.mark.parametrize("path", ["neighborhood", "neighborhood.rate"])
+@pytest.mark.parametrize("path", ["neighborhood", "neighborhood.learning_rate"])
 def test_files_keep_which_parts_are_frozen(path, tmp_path):
     model = make_model()
     model.build(X.shape)
@@ -236,7 +236,7 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
 test_bad_use = refusing(
     (lambda: make_model().compile(loss="binary_crossentropy"), "must take logits"),
     (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
-    (lambda: make_model().inner_rates, "`inner_rates` needs a built layer"),
+    (lambda: make_model().inner_learning_rates, "`inner_learning_rates` needs a built layer"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
     (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
     (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
