@@ -142,21 +142,20 @@ def save_model(
     predict = guarded(further.get("serve", lambda given: model(given, training=False)))
     expected = predict(batch), predict(batch)
     archive = keras.export.ExportArchive()
-    computed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if isinstance(served, MetaNeighborhoodModel):
-        computed = served.constants_computed()
-    with computed:
-        for name, function in functions.items():
-            archive.add_endpoint(name, guarded(function), input_signature=[inputs])
+    for name, function in functions.items():
+        archive.add_endpoint(name, guarded(function), input_signature=[inputs])
     parts = (served, preprocessing, *functions.values())
     for layer in filter(lambda part: isinstance(part, keras.layers.Layer), parts):
         for each in (layer, *nesting.sublayers(layer)):
             if hasattr(each, "lookup_table"):  # The archive finds variables alone.
                 archive.track(each.lookup_table)
+    computed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if isinstance(served, MetaNeighborhoodModel):
+        computed = served.constants_computed()
     # Compiled, half precision rounds differently.
     tolerance = 0.05 if model.compute_dtype.endswith("16") else 1e-4
-    with files.replacing(path) as scratch:
-        archive.write_out(str(scratch), verbose=False)
+    with files.replacing(path) as scratch, computed:
+        archive.write_out(str(scratch), verbose=False)  # It traces the functions.
         _compare(scratch, batch, expected, tolerance)
 
 

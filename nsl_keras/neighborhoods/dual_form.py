@@ -186,13 +186,14 @@ class DualForm(InnerLoop):
             if not stage.is_cosine:
                 # The dual form of MN Eq. (3), one step.
                 rate, transposed = next(rates), ops.swapaxes(trace.inputs, -1, -2)
-                if rate.ndim:
-                    scores = ops.matmul(outputs * ops.reshape(rate, (-1,)), transposed)
-                else:  # The product is that of the attention by cosines.
-                    scores = rate * ops.matmul(outputs, transposed)
-                if len(weights) > 1:
-                    scores = scores + next(rates)
-                changes = ops.matmul(attention * scores, trace.gradients)
+                of_bias = next(rates) if len(weights) > 1 else 0
+                if self.learning_rate.form == "diagonal":
+                    scaled = outputs * ops.reshape(rate, (-1,))
+                    scores = ops.matmul(scaled, transposed) + of_bias
+                    changes = ops.matmul(attention * scores, trace.gradients)
+                else:  # One rate for both; attention by cosines has the same product.
+                    scores = ops.matmul(outputs, transposed) + (len(weights) - 1)
+                    changes = rate * ops.matmul(attention * scores, trace.gradients)
                 outputs = _linear(stage, weights, outputs) - changes
             else:
                 sums = sum_over_chunks(
