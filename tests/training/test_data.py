@@ -77,7 +77,7 @@ def test_optional_inputs():
     logits = model.neighborhood(x)
     assert_close(model.predict(given, verbose=0), logits)
     found, expected = model.neighbors(given), model.neighborhood.neighbors(x, 5)
-    assert_close(found.output_changes, expected.output_changes)
+    assert_close(found.weights, expected.weights)
     expected = float(loss(y, logits))
     assert model.evaluate(given, y, verbose=0) == pytest.approx(expected, rel=1e-5)
 
