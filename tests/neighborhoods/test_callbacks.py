@@ -42,7 +42,7 @@ def test_entries_become_examples_after_so_many_epochs(epochs, task):
             distances = np.linalg.norm(keys[:, None] - features[None], axis=-1).min(axis=1)
             moments.append(bool(distances.max() < 1e-5))
 
-    given = (x, y) if epochs else (((x[:9], y[:9]), (x[9:], y[9:])), None)
+    given = (x, y) if epochs else (iter([(x[:9], y[:9]), (x[9:], y[9:])]), None)
     callbacks = [DictionaryInitializer(*given, epochs, seed=1), Keys()]
     make_model(task).fit(x, y, epochs=3, verbose=0, callbacks=callbacks)
     assert moments == [epoch == epochs for epoch in range(3)]

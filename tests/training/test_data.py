@@ -98,9 +98,6 @@ def test_text_reaches_models(form):
     model.build((None, 1))
     drawn = model.initialize_from(*given, seed=0)
     assert_close(model.dictionary.keys, backbone(x).numpy()[drawn])
-    statistics = nsl_keras.callbacks.EntryStatistics(given[0])
-    statistics.set_model(model)
-    assert statistics.measure()["usage_entropy"] > 0
     adapted = nsl_keras.few_shot.NearestCentroid(backbone).adapt(*given)
     assert adapted.predict(x[:3], verbose=0).argmax(axis=1).tolist() == [0, 1, 2]
 
