@@ -385,7 +385,7 @@ class NeighborDictionary(keras.layers.Layer):
                 f"Features must have shape (batch, {width}), like the dictionary's keys. "
                 f"Received: shape {tuple(queries.shape)}"
             )
-        keys, values = self.entries(queries.dtype)
+        keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
                 size = (self.num_neighbors,)

@@ -166,13 +166,7 @@ class DualForm(InnerLoop):
         symbols = [keras.KerasTensor((entries, size), dtype) for size in sizes[1:]]
         return symbols if self.steps == 1 else []
 
-    def outputs(
-        self,
-        entries: Entries,
-        attention: Tensor,
-        queries: Tensor,
-        constants: Sequence[Tensor] = (),
-    ) -> Tensor:
+    def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         if self.steps > 1:
             outputs = queries[:, None]
             finetuned = self._finetune(entries, attention)
@@ -180,7 +174,7 @@ class DualForm(InnerLoop):
                 outputs = stage.activation(_linear(stage, weights, outputs))
             return outputs[:, 0]
         outputs, rates = queries, iter(self.learning_rate.rates())
-        tensors = iter([entries.keys, *(constants or self.constants(entries))])
+        tensors = iter([entries.keys, *(entries.constants or self.constants(entries))])
         for stage, weights in zip(self.stages, self._weights(), strict=True):
             trace = _Trace(next(tensors), next(tensors))
             if not stage.is_cosine:
@@ -221,8 +215,8 @@ class DualForm(InnerLoop):
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
         (weights,) = self._weights()
-        ((inputs, gradients),) = self._traces([weights], entries)
-        sums = _weighted_sums(inputs, gradients, attention)
+        (gradients,) = entries.constants or self.constants(entries)
+        sums = _weighted_sums(entries.keys, gradients, attention)
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:
             rates = iter(self.learning_rate.rates())
@@ -235,7 +229,7 @@ class DualForm(InnerLoop):
             lambda time: gradients_of(total, [time * each for each in sums])[0],
             [ops.zeros_like(each) for each in sums],
         )
-        slopes = ops.matmul(columns, ops.transpose(inputs)) + biases[..., None]
+        slopes = ops.matmul(columns, ops.transpose(entries.keys)) + biases[..., None]
         return attention[..., None] * gradients * ops.swapaxes(slopes, 1, 2)
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[_Weights]:
@@ -255,7 +249,7 @@ class DualForm(InnerLoop):
             sums = sum_over_chunks(
                 terms,
                 tree.flatten(weights),
-                [*entries, attention],
+                [entries.keys, entries.values, attention],
                 axes=(0, 0, 1),
                 chunk_size=self.chunk_size,
             )

@@ -189,12 +189,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return [*super().variables, *self.constants.variables]
 
     @property
-    def inner_learning_rates(self) -> list[Tensor]:
-        """The current inner learning rates, one per adapted variable."""
-        validation.built(self, "inner_learning_rates")
-        return self.learning_rate.rates()
-
-    @property
     def active_inner_loop(self) -> str:
         """The inner loop of the built layer, `"dual"` or `"tape"`."""
         validation.built(self, "active_inner_loop")
@@ -302,20 +296,19 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         if not adapt:
             return ops.cast(self.head(inputs), self.compute_dtype)
         queries = ops.cast(inputs, self._precision)
-        entries, attention, constants = self._look_up(queries, training, kept)
-        outputs = self._finetuning.outputs(entries, attention, queries, constants)
+        outputs = self._finetuning.outputs(*self._look_up(queries, training, kept), queries)
         return ops.cast(outputs, self.compute_dtype)
 
     def _look_up(
         self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
-    ) -> tuple[Entries, Tensor, list[Tensor]]:
-        """Returns entries, their attention, and constants of the inner loop, if any."""
+    ) -> tuple[Entries, Tensor]:
+        """Returns entries, with constants if they are in use, and their attention."""
         _require_plain_layers(self.head)
-        of_metric, of_head = [], []
-        if self.constants.in_use and not training:
-            of_metric, of_head = self.constants.read()
-        found = self.dictionary.look_up(queries, training, kept, of_metric)
-        return *found, of_head
+        if training or not self.constants.in_use:
+            return self.dictionary.look_up(queries, training, kept)
+        of_metric, of_head = self.constants.read()
+        entries, attention = self.dictionary.look_up(queries, None, kept, of_metric)
+        return entries._replace(constants=of_head), attention
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.
@@ -323,10 +316,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         The order is that of the head's variables; `kept` is an argument of `call`.
         """
         validation.built(self, "adapted_weights")
-        entries, attention, _ = self._look_up(
-            ops.cast(features, self._precision), kept=kept
-        )
-        return self._finetuning.weights(entries, attention)
+        queries = ops.cast(features, self._precision)
+        return self._finetuning.weights(*self._look_up(queries, kept=kept))
 
     def neighbors(
         self, features: Tensor, k: int = 5, by: str = "attention", effects: bool = False
@@ -334,7 +325,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         """Returns `k` entries per example, as `MetaNeighborhoodModel.neighbors` does."""
         self.require_ranking(k, by)
         queries = ops.cast(features, self._precision)
-        entries, attention, constants = self._look_up(queries)
+        entries, attention = self._look_up(queries)
         ranked, changes = attention, None
         if effects or by == "effect":
             changes = self._finetuning.effects(entries, attention, queries)
@@ -348,7 +339,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             ops.cast(self.dictionary.values_at(indices), self._precision),
             changes,
             ops.cast(self.head(features), self._precision),
-            self._finetuning.outputs(entries, attention, queries, constants),
+            self._finetuning.outputs(entries, attention, queries),
         )
 
     def limit_rates(self) -> None:

@@ -24,10 +24,14 @@ InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Entries(NamedTuple):
-    """Keys `(entries, features)` and values `(entries, outputs)` to finetune a head on."""
+    """Keys `(entries, features)` and values `(entries, outputs)` to finetune a head on.
+
+    The `constants` are `InnerLoop.constants` of the entries, if they were computed before.
+    """
 
     keys: Tensor
     values: Tensor
+    constants: Sequence[Tensor] = ()
 
 
 # The losses are written out: with a fused softmax cross-entropy, the second derivative with
@@ -125,17 +129,10 @@ class InnerLoop(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def outputs(
-        self,
-        entries: Entries,
-        attention: Tensor,
-        queries: Tensor,
-        constants: Sequence[Tensor] = (),
-    ) -> Tensor:
+    def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         """Returns each query's outputs `(batch, outputs)` of the head finetuned for it.
 
-        The attention has shape `(batch, entries)`, the queries `(batch, features)`. The
-        constants are computed unless they are given.
+        The attention has shape `(batch, entries)`, the queries `(batch, features)`.
         """
 
     @abc.abstractmethod
@@ -217,13 +214,7 @@ class NestedTape(InnerLoop):
         # `adapts = False` marks variables that are trained, but not finetuned.
         return [each for each in self.head.variables if getattr(each, "adapts", True)]
 
-    def outputs(
-        self,
-        entries: Entries,
-        attention: Tensor,
-        queries: Tensor,
-        constants: Sequence[Tensor] = (),
-    ) -> Tensor:
+    def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         def predict_one(example: tuple[Tensor, Tensor]) -> Tensor:
             query, attention = example
             return self._call_head(self._finetune(entries, attention), query[None])[0]

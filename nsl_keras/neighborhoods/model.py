@@ -465,7 +465,8 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
     @property
     def inner_learning_rates(self) -> list[Tensor]:
         """The current inner learning rates, one per adapted variable."""
-        return self.neighborhood.inner_learning_rates
+        validation.built(self, "inner_learning_rates")
+        return self.neighborhood.learning_rate.rates()
 
     @contextlib.contextmanager
     def constants_computed(self) -> Iterator[None]:
