@@ -61,7 +61,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         name: str or `None`, the name of the model.
         dtype: The dtype policy of head and dictionary.
         trainable: bool, whether the model is trained.
-        **options: Further arguments of `MetaNeighborhoodHead`: `inner_steps`,
+        **kwargs: Arguments of `MetaNeighborhoodHead`: `inner_steps`,
             `inner_learning_rate`, `learning_rate_form`, `chunk_size`, `task` and
             `inner_loop`.
 
@@ -112,7 +112,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         name: str | None = None,
         dtype: Any = None,
         trainable: bool = True,
-        **options: Any,
+        **kwargs: Any,
     ) -> None:
         # Without autocast: integers and wide floats reach the backbone as they are.
         super().__init__(name=name, dtype=dtype, trainable=trainable, autocast=False)
@@ -120,8 +120,8 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         demand = "a Keras layer or model, or None"
         validation.require(is_valid, "backbone", demand, backbone)
         self.backbone = backbone
-        options |= {"dtype": self.dtype_policy, "name": "neighborhood"}
-        self.neighborhood = MetaNeighborhoodHead(head, dictionary, **options)
+        kwargs |= {"dtype": self.dtype_policy, "name": "neighborhood"}
+        self.neighborhood = MetaNeighborhoodHead(head, dictionary, **kwargs)
         self.task = self.neighborhood.task
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
