@@ -74,7 +74,7 @@ def main():
         print(f"{name:18} mean {np.mean(of_folds):.3f}   folds {each}")
     differences = np.subtract(errors["neighbors"], errors["plain"])
     print("neighbors - plain, by fold:", ", ".join(f"{each:+.3f}" for each in differences))
-    found = model.neighbors(test_x[:1], k=3)
+    found = model.neighbors(test_x[:1], k=3, effects=True)
     values = scale_y.inverse_transform(found.values[0])[:, 0]
     changes = found.output_changes[0, :, 0] * scale_y.scale_[0]  # In the target's unit.
     print("one patient, the three entries that moved the prediction most:")

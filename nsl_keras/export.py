@@ -42,7 +42,7 @@ def save_model(
     | `classify` | `class`, the name of the class, and `probabilities` |
     | `unadapted` | the predictions before adaptation |
     | `features` | the features, of shape `(batch, features)` |
-    | `neighbors` | `entries`, `classes`, and the rest of `Neighbors` |
+    | `neighbors` | `entries`, `classes`, `weights`, `values`, `before` and `after` |
 
     `classify` needs TensorFlow and a model of logits with `class_names`, which `adapt`
     returns. Only a `MetaNeighborhoodModel` gets the last three signatures. `entries` are
@@ -150,10 +150,13 @@ def save_model(
     for part in (served, preprocessing, *functions.values()):
         for table in _tables_in(part):
             archive.track(table)
+    computed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if isinstance(served, MetaNeighborhoodModel):
+        computed = served.constants_computed()
     # Compiled, half precision rounds differently.
     tolerance = 0.05 if model.compute_dtype.endswith("16") else 1e-4
-    with files.replacing(path) as scratch:
-        archive.write_out(str(scratch), verbose=False)
+    with files.replacing(path) as scratch, computed:
+        archive.write_out(str(scratch), verbose=False)  # It traces the functions.
         _compare(scratch, batch, expected, tolerance)
 
 
@@ -232,6 +235,7 @@ def _signatures_of(model: keras.Model, k: int, names: Any) -> dict[str, Function
     def neighbors(inputs: Any) -> dict[str, Any]:
         found = model.neighbors_of_batch(inputs, k)._asdict()
         found["entries"] = found.pop("indices")
+        del found["output_changes"]
         if model.task == "classification":
             found["classes"] = ops.argmax(found["values"], axis=-1)
         return found

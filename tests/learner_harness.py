@@ -152,6 +152,9 @@ class ScaledProduct(nsl_keras.key_metrics.KeyMetric):
     def __call__(self, queries, keys):
         return self.scale * keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
 
+    def get_config(self):
+        return {"scale": self.scale}
+
 
 def check_learner(case, folder):
     """Runs the checks that need no compilation; `folder` is for files."""

@@ -151,7 +151,6 @@ def test_several_inputs_of_a_regression(tmp_path):
         "entries": (5, 3),
         "weights": (5, 3),
         "values": (5, 3, 2),
-        "output_changes": (5, 3, 2),
         "before": (5, 2),
         "after": (5, 2),
     }

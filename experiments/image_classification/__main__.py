@@ -120,7 +120,7 @@ def main(_arguments: list[str]) -> None:
         if own is not recipes["adamw"]:
             record["recipe"] = {**dataclasses.asdict(own), "drop": own.drop}
         if isinstance(model, nsl_keras.MetaNeighborhoodModel):
-            rates = [keras.ops.ravel(rate) for rate in model.inner_rates]
+            rates = [keras.ops.ravel(rate) for rate in model.inner_learning_rates]
             record["inner_rate"] = float(keras.ops.mean(keras.ops.concatenate(rates)))
             if not FLAGS.stream:
                 shown = found.test.take(SHOWN)

@@ -190,7 +190,7 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
         }
     unadapted = keras.ops.convert_to_numpy(model(fold.test.x, adapt=False))
     found["neighborhoods"] |= {
-        "inner_rate": float(keras.ops.convert_to_numpy(model.inner_rates[0])),
+        "inner_rate": float(keras.ops.convert_to_numpy(model.inner_learning_rates[0])),
         "test_mse_unadapted": float(np.mean((unadapted - fold.test.y) ** 2)),
     }
     return found

@@ -4,7 +4,16 @@ import pathlib
 
 from experiments.common import runs, tables
 
-GROUPS = ("prices", "static", "network", "head", "model", "many_classes", "costs")
+GROUPS = (
+    "prices",
+    "static",
+    "network",
+    "head",
+    "serving",
+    "model",
+    "many_classes",
+    "costs",
+)
 
 
 def sections(results: pathlib.Path) -> str:

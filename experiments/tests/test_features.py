@@ -99,7 +99,7 @@ def test_prototype_cosines(make_head, tmp_path):
 
 def test_rounding_turns_no_prototype():
     model = small_model(nsl_keras.layers.CosineDense(3))
-    model.neighborhood.rate.weights[0].assign(1e-9)
+    model.neighborhood.learning_rate.weights[0].assign(1e-9)
     figure = plot_prototype_cosines(model, Split(X, Y))
     texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert texts[2] == "unchanged: 100.0 %"

@@ -84,6 +84,22 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
     return jax.ensure_compile_time_eval()
 
 
+def updated(
+    model: keras.Model, update: Callable[[], None], arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Assigns variables of a model by `update()`, before its function of a batch runs.
+
+    Returns the function's arguments, the first of which holds the variables' values.
+    """
+    (trainable, fixed, *others), *rest = arguments
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    given = zip(variables, [*trainable, *fixed], strict=True)
+    with keras.StatelessScope(state_mapping=[*given]) as scope:
+        update()
+    fixed = [scope.get_current_value(each) for each in model.non_trainable_variables]
+    return ((trainable, fixed, *others), *rest)
+
+
 # Serving.
 
 

@@ -198,6 +198,17 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
     return tf.init_scope()
 
 
+def updated(
+    model: keras.Model, update: Callable[[], None], arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Assigns variables of a model by `update()`, before its function of a batch runs.
+
+    Returns the function's arguments. The function reads the variables itself.
+    """
+    update()
+    return arguments
+
+
 # Serving.
 
 

@@ -14,7 +14,7 @@ from nsl_keras import validation
 from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 from nsl_keras.few_shot.classes import as_classes
 from nsl_keras.few_shot.functional import effective_policy
-from nsl_keras.neighborhoods.explain import Neighbors
+from nsl_keras.neighborhoods.head import Neighbors
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training.data import gather, with_text
 
@@ -60,10 +60,13 @@ class AdaptedNeighborhoods(AdaptedClassifier, MetaNeighborhoodModel):
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
         return super().call(inputs, training=training, adapt=adapt) / self.temperature
 
-    def neighbors_of_batch(self, inputs: Any, k: int, by: str = "attention") -> Neighbors:
-        found = super().neighbors_of_batch(inputs, k, by)
+    def neighbors_of_batch(
+        self, inputs: Any, k: int, by: str = "attention", effects: bool = False
+    ) -> Neighbors:
+        found = super().neighbors_of_batch(inputs, k, by, effects)
+        changes = found.output_changes
         return found._replace(
-            output_changes=found.output_changes / self.temperature,
+            output_changes=None if changes is None else changes / self.temperature,
             before=found.before / self.temperature,
             after=found.after / self.temperature,
         )

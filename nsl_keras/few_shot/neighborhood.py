@@ -108,7 +108,7 @@ class NeighborhoodLearner(MetricLearner):
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
             weights = [ops.transpose(prototypes), self.learned_scale]
-            stage = DenseStage(weights, is_cosine=True)
+            stage = DenseStage(lambda: weights, is_cosine=True)
             # One chunk: support sets are small, and chunking would lose the static size on
             # TensorFlow.
             inner_loop = DualForm([stage], self.rate, self.inner_steps, chunk_size=None)
@@ -137,13 +137,20 @@ class NeighborhoodLearner(MetricLearner):
             dropout=0.0,
             **options,
         )
-        inner = self.inner_steps, self.inner_learning_rate, self.learning_rate_form
-        model = AdaptedNeighborhoods(backbone, head, dictionary, *inner, **options)
+        model = AdaptedNeighborhoods(
+            backbone,
+            head,
+            dictionary,
+            inner_steps=self.inner_steps,
+            inner_learning_rate=self.inner_learning_rate,
+            learning_rate_form=self.learning_rate_form,
+            **options,
+        )
         model.build(layers[0].shape)
         dictionary.keys.assign(support)
         one_hot = ops.cast(membership[None], support.dtype)
         prototypes = class_means((support * inverse_norm(support))[None], one_hot)[0]
         head.kernel.assign(ops.transpose(prototypes))
         head.learned_scale.assign(self.learned_scale)
-        model.neighborhood.rate.set_weights(self.rate.get_weights())
+        model.neighborhood.learning_rate.set_weights(self.rate.get_weights())
         return model, learner, ops.convert_to_numpy(support)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
@@ -129,4 +129,12 @@ class CosineDense(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, CosineDense)}
+        serialize = keras.saving.serialize_keras_object
+        return {
+            **super().get_config(),
+            "units": self.units,
+            "scale": self.scale,
+            "kernel_initializer": serialize(self.kernel_initializer),
+            "kernel_regularizer": serialize(self.kernel_regularizer),
+            "kernel_constraint": serialize(self.kernel_constraint),
+        }

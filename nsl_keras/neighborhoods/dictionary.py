@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
@@ -192,15 +193,22 @@ class NeighborDictionary(keras.layers.Layer):
     @property
     def values(self) -> Tensor:
         """The values, of shape `(num_neighbors, num_values)`; probabilities sum to 1."""
+        return self.values_at(None)
+
+    def values_at(self, indices: Tensor | None) -> Tensor:
+        """Returns the values of some entries, of shape `(*indices.shape, num_values)`."""
         if self.fixed_values is True:
             classes = self.fixed_classes()
-            return ops.one_hot(classes, self.num_values, dtype=self.variable_dtype)
-        if self.fixed_values is not False:
-            return ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
-        values = ops.convert_to_tensor(self.raw_values)
-        if self.task == "regression":
-            return values
-        return ops.softmax(self.value_scale * values)
+            stored = ops.one_hot(classes, self.num_values, dtype=self.variable_dtype)
+        elif self.fixed_values is not False:
+            stored = ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
+        else:
+            stored = ops.convert_to_tensor(self.raw_values)
+        if indices is not None:
+            stored = ops.take(stored, indices, axis=0)
+        if self.fixed_values is not False or self.task == "regression":
+            return stored
+        return ops.softmax(self.value_scale * stored)
 
     def fixed_classes(self) -> np.ndarray:
         """Returns the class of each entry, floor(s * C / S): equal, contiguous shares."""
@@ -354,13 +362,22 @@ class NeighborDictionary(keras.layers.Layer):
         validation.built(self, "attention")
         return self.look_up(at_least_float32(queries), kept=kept)[1]
 
+    def entries(self, dtype: str) -> Entries:
+        """Returns all keys and values."""
+        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values, dtype))
+
     def look_up(
-        self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
+        self,
+        queries: Tensor,
+        training: bool | None = None,
+        kept: Tensor | None = None,
+        constants: Sequence[Tensor] = (),
     ) -> tuple[Entries, Tensor]:
         """Returns `(entries, attention)`: the entries that take part, and their attention.
 
         They have the dtype of the queries, float32 or wider. With `dropout_scope="batch"`,
-        dropped entries are not returned. If `kept` is given, no entries are drawn.
+        dropped entries are not returned. If `kept` is given, no entries are drawn. The
+        `constants` are those of the metric; it computes them unless they are given.
         """
         width = self.keys.shape[-1]
         if queries.shape[-1] not in (None, width):  # Only a call checks the `input_spec`.
@@ -368,7 +385,7 @@ class NeighborDictionary(keras.layers.Layer):
                 f"Features must have shape (batch, {width}), like the dictionary's keys. "
                 f"Received: shape {tuple(queries.shape)}"
             )
-        keys, values = (ops.cast(each, queries.dtype) for each in (self.keys, self.values))
+        keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
             if self.dropout_scope == "batch":
                 size = (self.num_neighbors,)
@@ -377,7 +394,7 @@ class NeighborDictionary(keras.layers.Layer):
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
             else:
                 kept = self.draw_kept(queries)
-        scores = self.metric(queries, keys)
+        scores = self.metric(queries, keys, *constants)
         if self.learn_temperature:
             scores = scores * ops.abs(self.inverse_temperature)
         else:
@@ -413,7 +430,22 @@ class NeighborDictionary(keras.layers.Layer):
         return (input_shape[0], self.num_neighbors)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, NeighborDictionary)}
+        serialize = keras.saving.serialize_keras_object
+        return {
+            **super().get_config(),
+            "num_neighbors": self.num_neighbors,
+            "num_values": self.num_values,
+            "metric": serialize(self.metric),
+            "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
+            "value_scale": self.value_scale,
+            "fixed_values": self.fixed_values,
+            "dropout": self.dropout,
+            "dropout_scope": self.dropout_scope,
+            "key_initializer": serialize(self.key_initializer),
+            "task": self.task,
+            "seed": self.seed,
+        }
 
 
 def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:

@@ -22,12 +22,12 @@ from keras import ops, tree
 
 from nsl_keras.backend import Tensor, gradients_of, sum_over_chunks
 from nsl_keras.neighborhoods.cosine import CosineDense
-from nsl_keras.neighborhoods.explain import average_over_path
 from nsl_keras.neighborhoods.inner_loop import (
     Entries,
     InnerLearningRate,
     InnerLoop,
     InnerLoss,
+    average_over_path,
     cross_entropy,
 )
 from nsl_keras.neighborhoods.key_metrics import NORM_EPSILON, inverse_norm
@@ -40,18 +40,17 @@ CACHED_ENTRIES = 512
 class DenseStage:
     """One layer of a head: `activation(x W + b)`, or `activation(scale * cos(x, W))`.
 
-    The weights are the kernel `W`, of shape `(inputs, outputs)`, and then the bias, if
+    `weights()` returns the kernel `W`, of shape `(inputs, outputs)`, and then the bias, if
     any, or the scale of the cosines, which is not finetuned.
     """
 
-    weights: list[Any]
+    weights: Callable[[], list[Any]]
     activation: Callable[..., Tensor] = keras.activations.linear
     is_cosine: bool = False
 
-    @property
-    def variables(self) -> list[Any]:
-        """The finetuned variables: the kernel, and the bias if there is one."""
-        return self.weights[:1] if self.is_cosine else self.weights
+    def finetuned(self, weights: list[Any]) -> list[Any]:
+        """Returns those of the stage's weights that are finetuned."""
+        return weights[:1] if self.is_cosine else weights
 
 
 class NoDualFormError(ValueError):
@@ -63,7 +62,7 @@ _ACTIVATION_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.EL
 
 
 def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
-    """Returns the dense stages of a built head.
+    """Returns the dense stages of a head, by the types of its layers, built or not.
 
     The head is a `Dense` or `CosineDense` layer, or a `keras.Sequential` of these and of
     `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers; otherwise `NoDualFormError`.
@@ -71,11 +70,11 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
     stages: list[DenseStage] = []
     for layer in layers_of(head):
         if type(layer) is CosineDense:
-            weights = [layer.kernel, layer.learned_scale]
-            stages.append(DenseStage(weights, is_cosine=True))
+            names = ["kernel", "learned_scale"]
+            stages.append(DenseStage(_reader(layer, names), is_cosine=True))
         elif type(layer) is keras.layers.Dense:
-            weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
-            stages.append(DenseStage(weights, _activation_of(layer)))
+            names = ["kernel", "bias"] if layer.use_bias else ["kernel"]
+            stages.append(DenseStage(_reader(layer, names), _activation_of(layer)))
         elif stages and type(layer) in (keras.layers.Activation, *_ACTIVATION_LAYERS):
             stages[-1] = _followed_by(stages[-1], _activation_of(layer))
         else:
@@ -86,10 +85,8 @@ def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
     return stages
 
 
-def may_have_stages(head: keras.layers.Layer) -> bool:
-    """Whether `stages_of` knows the layers of a head that may not be built yet."""
-    known = (CosineDense, keras.layers.Dense, keras.layers.Activation, *_ACTIVATION_LAYERS)
-    return all(type(layer) in known for layer in layers_of(head))
+def _reader(layer: keras.layers.Layer, names: list[str]) -> Callable[[], list[Any]]:
+    return lambda: [getattr(layer, name) for name in names]
 
 
 def layers_of(head: Any) -> list[keras.layers.Layer]:
@@ -119,10 +116,12 @@ _Weights = list[Tensor]
 
 
 class _Trace(NamedTuple):
-    """One stage's inputs on the dictionary, and the loss's gradients at its outputs.
+    """One stage's inputs on the dictionary, and the gradients that step the kernel.
 
-    Shapes are `(entries, inputs)` and `(entries, outputs)`, with a batch axis in front
-    where they depend on per-example weights.
+    An entry adds the product of its inputs and its gradients to the gradient of the kernel
+    (of a cosine layer, of the kernel's unit columns). Shapes are `(entries, inputs)` and
+    `(entries, outputs)`, with a batch axis in front where they depend on per-example
+    weights.
     """
 
     inputs: Tensor
@@ -144,29 +143,52 @@ class DualForm(InnerLoop):
         loss: InnerLoss = cross_entropy,
         chunk_size: int | None = CACHED_ENTRIES,
     ) -> None:
-        variables = [each for stage in stages for each in stage.variables]
-        super().__init__(variables, learning_rate, steps, loss)
+        super().__init__(learning_rate, steps, loss)
         self.stages = tuple(stages)
         self.chunk_size = chunk_size
+
+    @property
+    def variables(self) -> list[Any]:
+        pairs = zip(self.stages, self._weights(), strict=True)
+        return [each for stage, own in pairs for each in stage.finetuned(own)]
+
+    def _weights(self) -> list[_Weights]:
+        return [stage.weights() for stage in self.stages]
+
+    def constants(self, entries: Entries) -> list[Tensor]:
+        """Returns the traces of one step, but for the first inputs, which are the keys."""
+        if self.steps > 1:
+            return []
+        return tree.flatten(self._traces(self._weights(), entries))[1:]
+
+    def constant_symbols(self, entries: int, dtype: str) -> list[keras.KerasTensor]:
+        sizes = [size for kernel, *_ in self._weights() for size in kernel.shape]
+        symbols = [keras.KerasTensor((entries, size), dtype) for size in sizes[1:]]
+        return symbols if self.steps == 1 else []
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         if self.steps > 1:
             outputs = queries[:, None]
             finetuned = self._finetune(entries, attention)
             for stage, weights in zip(self.stages, finetuned, strict=True):
-                outputs = stage.activation(_linear(stage, weights, outputs)[1])
+                outputs = stage.activation(_linear(stage, weights, outputs))
             return outputs[:, 0]
         outputs, rates = queries, iter(self.learning_rate.rates())
-        traces = self._traces([stage.weights for stage in self.stages], entries)
-        for stage, trace in zip(self.stages, traces, strict=True):
+        tensors = iter([entries.keys, *(entries.constants or self.constants(entries))])
+        for stage, weights in zip(self.stages, self._weights(), strict=True):
+            trace = _Trace(next(tensors), next(tensors))
             if not stage.is_cosine:
                 # The dual form of MN Eq. (3), one step.
-                scaled = ops.reshape(next(rates), (-1,)) * outputs
-                scores = ops.matmul(scaled, ops.transpose(trace.inputs))
-                if len(stage.weights) > 1:
-                    scores = scores + next(rates)
-                changes = ops.matmul(attention * scores, trace.gradients)
-                outputs = _linear(stage, stage.weights, outputs)[1] - changes
+                rate, transposed = next(rates), ops.swapaxes(trace.inputs, -1, -2)
+                of_bias = next(rates) if len(weights) > 1 else 0
+                if self.learning_rate.form == "diagonal":
+                    scaled = outputs * ops.reshape(rate, (-1,))
+                    scores = ops.matmul(scaled, transposed) + of_bias
+                    changes = ops.matmul(attention * scores, trace.gradients)
+                else:  # One rate for both; attention by cosines has the same product.
+                    scores = ops.matmul(outputs, transposed) + (len(weights) - 1)
+                    changes = rate * ops.matmul(attention * scores, trace.gradients)
+                outputs = _linear(stage, weights, outputs) - changes
             else:
                 sums = sum_over_chunks(
                     lambda _, chunk: _weighted_sums(*chunk),
@@ -175,8 +197,8 @@ class DualForm(InnerLoop):
                     axes=(0, 0, 1),
                     chunk_size=self.chunk_size,
                 )
-                finetuned = _updated(stage, stage.weights, sums, rates)
-                outputs = _linear(stage, finetuned, outputs[:, None])[1][:, 0]
+                finetuned = _updated(stage, weights, sums, rates)
+                outputs = _linear(stage, finetuned, outputs[:, None])[:, 0]
             outputs = stage.activation(outputs)
         return outputs
 
@@ -185,20 +207,21 @@ class DualForm(InnerLoop):
         return [
             tensor
             for stage, own in zip(self.stages, finetuned, strict=True)
-            for tensor in own[: len(stage.variables)]
+            for tensor in stage.finetuned(own)
         ]
 
     def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         stage, *others = self.stages
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
-        ((inputs, gradients),) = self._traces([stage.weights], entries)
-        sums = _weighted_sums(inputs, gradients, attention)
+        (weights,) = self._weights()
+        (gradients,) = entries.constants or self.constants(entries)
+        sums = _weighted_sums(entries.keys, gradients, attention)
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:
             rates = iter(self.learning_rate.rates())
-            finetuned = _updated(stage, stage.weights, sums, rates)
-            return ops.sum(_linear(stage, finetuned, queries[:, None])[1]), None
+            finetuned = _updated(stage, weights, sums, rates)
+            return ops.sum(_linear(stage, finetuned, queries[:, None])), None
 
         # An output depends on the sums of its own column alone, so that the derivatives of
         # the total are those of each output.
@@ -206,12 +229,12 @@ class DualForm(InnerLoop):
             lambda time: gradients_of(total, [time * each for each in sums])[0],
             [ops.zeros_like(each) for each in sums],
         )
-        slopes = ops.matmul(columns, ops.transpose(inputs)) + biases[..., None]
+        slopes = ops.matmul(columns, ops.transpose(entries.keys)) + biases[..., None]
         return attention[..., None] * gradients * ops.swapaxes(slopes, 1, 2)
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[_Weights]:
         """Returns the weights of each example after all steps."""
-        weights: list[_Weights] = [stage.weights for stage in self.stages]
+        weights = self._weights()
 
         def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
             keys, values, attention = chunk
@@ -226,7 +249,7 @@ class DualForm(InnerLoop):
             sums = sum_over_chunks(
                 terms,
                 tree.flatten(weights),
-                [*entries, attention],
+                [entries.keys, entries.values, attention],
                 axes=(0, 0, 1),
                 chunk_size=self.chunk_size,
             )
@@ -247,9 +270,8 @@ class DualForm(InnerLoop):
         def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             seen, outputs = [], entries.keys
             for stage, own, offset in zip(self.stages, weights, offsets, strict=True):
-                inputs, outputs = _linear(stage, own, outputs)
-                outputs = stage.activation(outputs + offset)
-                seen.append(inputs)
+                seen.append(outputs)
+                outputs = stage.activation(_linear(stage, own, outputs) + offset)
             return ops.sum(self.loss(entries.values, outputs)), seen
 
         batch = ops.shape(weights[0][0])[:-2]
@@ -259,17 +281,28 @@ class DualForm(InnerLoop):
             for kernel, *_ in weights
         ]
         gradients, inputs = gradients_of(total_loss, zeros)
-        return [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
+        traces = [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
+        return [
+            _Trace(trace.inputs, trace.gradients * _scale_of(own, trace.inputs))
+            if stage.is_cosine
+            else trace
+            for stage, own, trace in zip(self.stages, weights, traces, strict=True)
+        ]
 
 
-def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the inputs that the kernel multiplies, and the outputs before activation."""
+def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
+    """Returns the outputs before activation."""
     kernel, *rest = (ops.cast(each, inputs.dtype) for each in weights)
     if stage.is_cosine:
-        inputs = rest[0] * inputs * inverse_norm(inputs)
-        return inputs, ops.matmul(inputs, kernel) * inverse_norm(kernel, axis=-2)
+        inputs = inputs * _scale_of(weights, inputs)
+        return ops.matmul(inputs, kernel) * inverse_norm(kernel, axis=-2)
     outputs = ops.matmul(inputs, kernel)
-    return inputs, outputs + rest[0][..., None, :] if rest else outputs
+    return outputs + rest[0][..., None, :] if rest else outputs
+
+
+def _scale_of(weights: _Weights, inputs: Tensor) -> Tensor:
+    """Returns what a cosine layer multiplies its inputs by."""
+    return ops.cast(weights[1], inputs.dtype) * inverse_norm(inputs)
 
 
 def _weighted_sums(inputs: Tensor, gradients: Tensor, attention: Tensor) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from absl import logging
@@ -11,24 +11,56 @@ from keras import ops
 from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
 from nsl_keras.graphs import require_linear
+from nsl_keras.neighborhoods.constants import Constants
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import (
     CACHED_ENTRIES,
+    DenseStage,
     DualForm,
     NoDualFormError,
     layers_of,
-    may_have_stages,
     stages_of,
 )
-from nsl_keras.neighborhoods.explain import Neighbors
 from nsl_keras.neighborhoods.inner_loop import (
     CURVATURES,
     LOSSES,
+    Entries,
     InnerLearningRate,
     InnerLoop,
     NestedTape,
 )
+
+
+class Neighbors(NamedTuple):
+    """The dictionary entries that an example attends to, or that moved its outputs most.
+
+    Compare `after` with `before` first: entries explain a prediction only as far as
+    adaptation changed it.
+
+    Attributes:
+        indices: Entry numbers, of shape `(batch, k)`, strongest entry first.
+        weights: Attention weights, of the same shape.
+        values: Class probabilities or regression targets of the entries, of shape
+            `(batch, k, outputs)`.
+        output_changes: The contribution of each entry to the example's logits (or
+            regression outputs), of shape `(batch, k, outputs)`; `None` without `effects`.
+            Over all entries they sum to `after - before`. Each contribution is an integral
+            over the path from no attention to the actual attention, computed from 32
+            points. For one step it is exact on a `Dense` layer, and exact to rounding on a
+            `CosineDense` layer. The error grows with the inner learning rate and the steps,
+            most through ReLU layers: compare the sum over all entries with
+            `after - before`.
+        before: The outputs without adaptation, of shape `(batch, outputs)`.
+        after: The outputs with adaptation, of the same shape.
+    """
+
+    indices: Any
+    weights: Any
+    values: Any
+    output_changes: Any
+    before: Any
+    after: Any
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -133,11 +165,11 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             )
         self.head = head
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
-        self.rate = InnerLearningRate(
+        self.learning_rate = InnerLearningRate(
             inner_learning_rate, learning_rate_form, dtype=self.dtype_policy
         )
-        self.inner_learning_rate = self.rate.initial
-        self.learning_rate_form = self.rate.form
+        self.inner_learning_rate = self.learning_rate.initial
+        self.learning_rate_form = self.learning_rate.form
         self.dictionary = dictionary
         self.chunk_size = validation.optional(
             validation.positive_integer, chunk_size, "chunk_size"
@@ -145,9 +177,16 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.task = validation.one_of(task, LOSSES, "task")
         loops = ("auto", "dual", "tape")
         self.inner_loop = validation.one_of(inner_loop, loops, "inner_loop")
-        if self.inner_loop == "tape" or not may_have_stages(head):
+        self._stages = self._dense_stages()
+        if self._stages is None:
             leave_out_of_xla(self)
+        self.constants = Constants()
         self.input_spec = keras.layers.InputSpec(ndim=2)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        # JAX runs models on the values of these variables. Files hold `weights`.
+        return [*super().variables, *self.constants.variables]
 
     @property
     def active_inner_loop(self) -> str:
@@ -175,9 +214,15 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             require_linear(self.head, "head")
         _require_plain_layers(self.head)
         self.dictionary.set_outputs(outputs[-1], self.task)
-        self._finetuning = self._dual_form() or self._nested_tape(features)
+        options = self.learning_rate, self.inner_steps, LOSSES[self.task]
+        if self._stages is None:
+            self._require_tape(features)
+            self._finetuning = NestedTape(self.head, *options)
+        else:
+            chunk_size = self.chunk_size or CACHED_ENTRIES
+            self._finetuning = DualForm(self._stages, *options, chunk_size)
         shapes = [tuple(variable.shape) for variable in self._finetuning.variables]
-        self.rate.build_for(shapes)
+        self.learning_rate.build_for(shapes)
         if not self.dictionary.built:
             self.dictionary.build((None, features))
         if self.dictionary.keys.shape[-1] != features:
@@ -187,12 +232,12 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             )
         nesting.pass_on_frozen(self)
 
-    def _dual_form(self) -> DualForm | None:
-        """Returns the dual form, if it is requested and the head allows it."""
+    def _dense_stages(self) -> list[DenseStage] | None:
+        """Returns the stages of the dual form; `None` for the nested tape."""
         if self.inner_loop == "tape":
             return None
         try:
-            stages = stages_of(self.head)
+            return stages_of(self.head)
         except NoDualFormError as error:
             if self.inner_loop == "dual":
                 raise ValueError(
@@ -202,10 +247,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
                 ) from error
             logging.info("%s adapts its head on a nested tape: %s.", self.name, str(error))
             return None
-        loss, chunk_size = LOSSES[self.task], self.chunk_size or CACHED_ENTRIES
-        return DualForm(stages, self.rate, self.inner_steps, loss, chunk_size)
 
-    def _nested_tape(self, features: int) -> NestedTape:
+    def _require_tape(self, features: int) -> None:
+        """Raises unless the head can be adapted on the nested tape."""
         if self.chunk_size is not None:
             raise ValueError(
                 "`chunk_size` must be None on the nested tape, which holds all entries at "
@@ -226,7 +270,20 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
                 "`head` must compute in float32 or wider on the nested tape. Give its "
                 f'layers dtype="float32". Received: a head that returns {outputs.dtype}'
             )
-        return NestedTape(self.head, self.rate, self.inner_steps, LOSSES[self.task])
+
+    def build_constants(self) -> None:
+        """Creates the variables of what inference computes once; see `constants.py`."""
+        keys = keras.KerasTensor(self.dictionary.keys.shape, self._precision)
+        of_metric = self.dictionary.metric.constants(keys)
+        of_head = self._finetuning.constant_symbols(keys.shape[0], self._precision)
+        self.constants.build((of_metric, of_head))
+
+    def update_constants(self) -> None:
+        """Computes what inference computes once."""
+        _require_plain_layers(self.head)
+        entries = self.dictionary.entries(self._precision)
+        of_metric = self.dictionary.metric.constants(entries.keys)
+        self.constants.assign((of_metric, self._finetuning.constants(entries)))
 
     def call(
         self,
@@ -239,9 +296,19 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         if not adapt:
             return ops.cast(self.head(inputs), self.compute_dtype)
         queries = ops.cast(inputs, self._precision)
-        entries, attention = self.dictionary.look_up(queries, training, kept)
-        outputs = self._finetuning.outputs(entries, attention, queries)
+        outputs = self._finetuning.outputs(*self._look_up(queries, training, kept), queries)
         return ops.cast(outputs, self.compute_dtype)
+
+    def _look_up(
+        self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
+    ) -> tuple[Entries, Tensor]:
+        """Returns entries, with constants if they are in use, and their attention."""
+        _require_plain_layers(self.head)
+        if training or not self.constants.in_use:
+            return self.dictionary.look_up(queries, training, kept)
+        of_metric, of_head = self.constants.read()
+        entries, attention = self.dictionary.look_up(queries, None, kept, of_metric)
+        return entries._replace(constants=of_head), attention
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.
@@ -250,21 +317,27 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         """
         validation.built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)
-        return self._finetuning.weights(*self.dictionary.look_up(queries, kept=kept))
+        return self._finetuning.weights(*self._look_up(queries, kept=kept))
 
-    def neighbors(self, features: Tensor, k: int = 5, by: str = "attention") -> Neighbors:
+    def neighbors(
+        self, features: Tensor, k: int = 5, by: str = "attention", effects: bool = False
+    ) -> Neighbors:
         """Returns `k` entries per example, as `MetaNeighborhoodModel.neighbors` does."""
         self.require_ranking(k, by)
         queries = ops.cast(features, self._precision)
-        entries, attention = self.dictionary.look_up(queries)
-        changes = self._finetuning.effects(entries, attention, queries)
-        effects = ops.sum(ops.abs(changes), axis=-1)
-        _, indices = largest(attention if by == "attention" else effects, k)
+        entries, attention = self._look_up(queries)
+        ranked, changes = attention, None
+        if effects or by == "effect":
+            changes = self._finetuning.effects(entries, attention, queries)
+            ranked = ranked if by == "attention" else ops.sum(ops.abs(changes), axis=-1)
+        _, indices = largest(ranked, k)
+        if changes is not None:
+            changes = ops.take_along_axis(changes, indices[..., None], axis=1)
         return Neighbors(
             indices,
             ops.take_along_axis(attention, indices, axis=1),
-            ops.take(entries.values, indices, axis=0),
-            ops.take_along_axis(changes, indices[..., None], axis=1),
+            ops.cast(self.dictionary.values_at(indices), self._precision),
+            changes,
             ops.cast(self.head(features), self._precision),
             self._finetuning.outputs(entries, attention, queries),
         )
@@ -278,7 +351,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         if isinstance(layers_of(self.head)[0], CosineDense):
             return
         squares = ops.sum(ops.square(self.dictionary.keys), axis=-1)
-        self.rate.limit(1 / (CURVATURES[self.task] * (ops.mean(squares) + 1)))
+        self.learning_rate.limit(1 / (CURVATURES[self.task] * (ops.mean(squares) + 1)))
 
     def require_ranking(self, k: int, by: str) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""
@@ -293,7 +366,18 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, MetaNeighborhoodHead)}
+        serialize = keras.saving.serialize_keras_object
+        return {
+            **super().get_config(),
+            "head": serialize(self.head),
+            "dictionary": serialize(self.dictionary),
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "learning_rate_form": self.learning_rate_form,
+            "chunk_size": self.chunk_size,
+            "task": self.task,
+            "inner_loop": self.inner_loop,
+        }
 
     from_config = classmethod(configs.from_arguments)
 

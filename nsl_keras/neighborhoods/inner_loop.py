@@ -8,27 +8,30 @@ for dense heads at a fraction of the cost, with the same results.
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 from nsl_keras import backend, validation
 from nsl_keras.backend import Tensor, gradients_of, gradients_of_columns
-from nsl_keras.neighborhoods.explain import average_over_path
 
 #: An inner loss `loss(values, outputs)`, per entry.
 InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Entries(NamedTuple):
-    """Keys `(entries, features)` and values `(entries, outputs)` to finetune a head on."""
+    """Keys `(entries, features)` and values `(entries, outputs)` to finetune a head on.
+
+    The `constants` are `InnerLoop.constants` of the entries, if they were computed before.
+    """
 
     keys: Tensor
     values: Tensor
+    constants: Sequence[Tensor] = ()
 
 
 # The losses are written out: with a fused softmax cross-entropy, the second derivative with
@@ -96,19 +99,34 @@ class InnerLearningRate(keras.layers.Layer):
         return {**super().get_config(), "initial": self.initial, "form": self.form}
 
 
-@dataclasses.dataclass(eq=False)
 class InnerLoop(abc.ABC):
     """Per-example finetuning of a head, by Eq. (3) of Meta-Neighborhoods.
 
         phi_z = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)        (steps times)
 
-    It finetunes the `variables` with learning rates that were built for their shapes.
+    The learning rates were built for the shapes of the `variables`. These are looked up in
+    each call, because quantization and LoRA replace them.
     """
 
-    variables: list[Any]
-    learning_rate: InnerLearningRate
-    steps: int
-    loss: InnerLoss
+    def __init__(
+        self, learning_rate: InnerLearningRate, steps: int, loss: InnerLoss
+    ) -> None:
+        self.learning_rate = learning_rate
+        self.steps = steps
+        self.loss = loss
+
+    @property
+    @abc.abstractmethod
+    def variables(self) -> list[Any]:
+        """The variables that are finetuned."""
+
+    def constants(self, entries: Entries) -> list[Tensor]:
+        """Returns what `outputs` needs of the entries and the head, but of no query."""
+        return []
+
+    def constant_symbols(self, entries: int, dtype: str) -> list[keras.KerasTensor]:
+        """Returns `constants` of so many entries as symbolic tensors."""
+        return []
 
     @abc.abstractmethod
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
@@ -122,9 +140,18 @@ class InnerLoop(abc.ABC):
         """Returns each example's finetuned weights, tensors `(batch, *variable_shape)`."""
 
     def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
-        """Returns each entry's share in the change of each output; see `explain.py`.
+        """Returns each entry's share in the change of each output.
 
-        The shape is `(batch, entries, outputs)`.
+        For a fixed query, the outputs are a function `F(a)` of the weights `a` that the
+        inner loss gives to the entries: `F(0)` are the outputs before adaptation, `F(w)`
+        after it. Along the straight path from 0 to `w`,
+
+            F(w) - F(0) = sum_j w_j * integral_0^1 dF/da_j (t w) dt
+
+        and entry `j`'s share is its term (the Aumann-Shapley value of the entry, or
+        "integrated gradients"). For one inner step on a dense layer, whose outputs are
+        linear in its weights, the share is `-rate * w_j (k_j . z + 1) dL_j/df`: the effect
+        of the entry alone. The shape is `(batch, entries, outputs)`.
         """
 
         def slopes(time: Tensor) -> list[Tensor]:
@@ -135,6 +162,34 @@ class InnerLoop(abc.ABC):
         start = [ops.zeros_like(attention)] * entries.values.shape[-1]
         shares = [attention * slope for slope in average_over_path(slopes, start)]
         return ops.stack(shares, axis=-1)
+
+
+#: Gauss-Legendre nodes of the integral: exact for polynomials in `t` up to degree 63.
+PATH_POINTS = 32
+
+
+def average_over_path(
+    slopes: Callable[[Tensor], list[Tensor]], start: list[Tensor]
+) -> list[Tensor]:
+    """Returns the integrals of `slopes(t)`, a list of tensors, over `t` from 0 to 1.
+
+    `start` are zeros of the same shapes.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(PATH_POINTS)
+    times, weights = (
+        ops.convert_to_tensor(values, start[0].dtype)
+        for values in ((nodes + 1) / 2, weights / 2)
+    )
+
+    def add(point: Tensor, totals: list[Tensor]) -> list[Tensor]:
+        found = slopes(times[point])
+        return [
+            total + weights[point] * slope
+            for total, slope in zip(totals, found, strict=True)
+        ]
+
+    integrals: list[Tensor] = ops.fori_loop(0, PATH_POINTS, add, start)
+    return integrals
 
 
 class NestedTape(InnerLoop):
@@ -151,10 +206,13 @@ class NestedTape(InnerLoop):
         steps: int = 1,
         loss: InnerLoss = cross_entropy,
     ) -> None:
-        # `adapts = False` marks variables that are trained, but not finetuned.
-        variables = [each for each in head.variables if getattr(each, "adapts", True)]
-        super().__init__(variables, learning_rate, steps, loss)
+        super().__init__(learning_rate, steps, loss)
         self.head = head
+
+    @property
+    def variables(self) -> list[Any]:
+        # `adapts = False` marks variables that are trained, but not finetuned.
+        return [each for each in self.head.variables if getattr(each, "adapts", True)]
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         def predict_one(example: tuple[Tensor, Tensor]) -> Tensor:

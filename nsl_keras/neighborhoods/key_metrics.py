@@ -28,10 +28,9 @@ def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
 class KeyMetric(abc.ABC):
     """A function of all pairs of queries and keys, higher for closer pairs.
 
-    For a custom metric, override `__call__`, and keep the arguments of its constructor
-    as attributes of the same names. Register the class with
-    `keras.saving.register_keras_serializable` to save models that use it, and pass an
-    instance as `metric`.
+    For a custom metric, override `__call__`, and `get_config` if its constructor takes
+    arguments. Register the class with `keras.saving.register_keras_serializable` to save
+    models that use it, and pass an instance as `metric`.
 
     Call arguments:
         queries: Tensor of shape `(..., queries, features)`.
@@ -61,9 +60,13 @@ class KeyMetric(abc.ABC):
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Returns the metric of each query and key, which have the same dtype."""
 
+    def constants(self, keys: Tensor) -> list[Tensor]:
+        """Returns further arguments of `__call__`, which inference computes once."""
+        return []
+
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments, which are attributes."""
-        return configs.arguments_of(self, type(self))
+        """Returns the constructor's arguments."""
+        return {}
 
     from_config = classmethod(configs.from_arguments)
 
@@ -85,9 +88,16 @@ class Cosine(KeyMetric):
 
     defined_at_zero = False
 
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        queries, keys = (each * inverse_norm(each) for each in (queries, keys))
-        return ops.matmul(queries, ops.swapaxes(keys, -1, -2))
+    def constants(self, keys: Tensor) -> list[Tensor]:
+        return [ops.swapaxes(inverse_norm(keys), -1, -2)]
+
+    def __call__(self, queries: Tensor, keys: Tensor, inverse: Any = None) -> Tensor:
+        queries, keys = map(ops.convert_to_tensor, (queries, keys))
+        if inverse is None:
+            (inverse,) = self.constants(keys)
+        # The step of a dense head needs the same product: graphs compute it once.
+        products = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
+        return ops.multiply(ops.multiply(products, inverse_norm(queries)), inverse)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -126,6 +136,9 @@ class Euclidean(KeyMetric):
         )
         # A square root has no finite derivative at zero.
         return metric if self.squared else -ops.sqrt(ops.maximum(-metric, NORM_EPSILON))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"squared": self.squared}
 
 
 _BY_NAME = {"cosine": Cosine, "euclidean": Euclidean}

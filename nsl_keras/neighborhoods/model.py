@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,16 +20,16 @@ from nsl_keras.backend import (
     replicas_in_sync,
     variable_scope,
 )
+from nsl_keras.neighborhoods.constants import ComputesOnce
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
-from nsl_keras.neighborhoods.explain import Neighbors
-from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
+from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import data, files
 from nsl_keras.training.checks import CheckedModel, loss_of_logits
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(CheckedModel):
+class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbors.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
@@ -39,7 +42,10 @@ class MetaNeighborhoodModel(CheckedModel):
 
     To measure what adaptation adds, compile and evaluate `unadapted` as well. It is not a
     baseline: compare with the plain model, trained in the same way. If adaptation changes
-    nothing, look at `inner_rates`, which training may have driven to zero.
+    nothing, look at `inner_learning_rates`, which training may have driven to zero.
+
+    `predict` and `evaluate` compute what does not depend on the inputs once per call. A
+    direct call `model(x)` computes everything, and is differentiable.
 
     The authors do not decay the dictionary, head or inner learning rates. To do the same,
     call `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
@@ -47,10 +53,17 @@ class MetaNeighborhoodModel(CheckedModel):
     decay of 7.5e-5 at a learning rate of 1e-3 is `weight_decay=0.075` of Keras's AdamW.
 
     Args:
-        Same as `MetaNeighborhoodHead`, plus:
         backbone: Keras layer or model from inputs to features of shape `(batch,
             features)`, or `None` if the inputs are the features. The paper's backbones have
             no last ReLU, so features may be negative, like keys.
+        head: See `MetaNeighborhoodHead`.
+        dictionary: See `MetaNeighborhoodHead`.
+        name: str or `None`, the name of the model.
+        dtype: The dtype policy of head and dictionary.
+        trainable: bool, whether the model is trained.
+        **kwargs: Arguments of `MetaNeighborhoodHead`: `inner_steps`,
+            `inner_learning_rate`, `learning_rate_form`, `chunk_size`, `task` and
+            `inner_loop`.
 
     Call arguments:
         inputs: Batch of inputs, as the backbone takes them.
@@ -96,33 +109,20 @@ class MetaNeighborhoodModel(CheckedModel):
         backbone: keras.layers.Layer | None,
         head: keras.layers.Layer,
         dictionary: NeighborDictionary | int = 1000,
-        inner_steps: int = 1,
-        inner_learning_rate: float = 0.05,
-        learning_rate_form: str = "scalar",
-        chunk_size: int | None = None,
-        task: str = "classification",
-        inner_loop: str = "auto",
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
         **kwargs: Any,
     ) -> None:
         # Without autocast: integers and wide floats reach the backbone as they are.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(name=name, dtype=dtype, trainable=trainable, autocast=False)
         is_valid = backbone is None or isinstance(backbone, keras.layers.Layer)
         demand = "a Keras layer or model, or None"
         validation.require(is_valid, "backbone", demand, backbone)
         self.backbone = backbone
-        self.neighborhood = MetaNeighborhoodHead(
-            head,
-            dictionary,
-            inner_steps,
-            inner_learning_rate,
-            learning_rate_form,
-            chunk_size,
-            task,
-            inner_loop,
-            dtype=self.dtype_policy,
-            name="neighborhood",
-        )
-        self.task = task
+        kwargs |= {"dtype": self.dtype_policy, "name": "neighborhood"}
+        self.neighborhood = MetaNeighborhoodHead(head, dictionary, **kwargs)
+        self.task = self.neighborhood.task
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
@@ -194,6 +194,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def build(self, input_shape: Any) -> None:
         self.compute_output_shape(input_shape)
+        self.neighborhood.build_constants()
         nesting.pass_on_frozen(self)
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
@@ -253,14 +254,18 @@ class MetaNeighborhoodModel(CheckedModel):
             # `DualForm._traces`.
             predictions = self(x, training=True)
             # MN Algorithm 1, line 9; MN Eq. (2).
-            loss = self.compute_loss(x, y, predictions, sample_weight, training=True)
+            takes = inspect.signature(self.compute_loss).parameters
+            mode = {"training": True} if "training" in takes else {}
+            loss = self.compute_loss(x, y, predictions, sample_weight, **mode)
             scaled_loss = self.optimizer.scale_loss(loss)
         gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
         # Under `tf.distribute` Keras has divided the loss by the number of replicas.
         first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
         reported, examples = loss * replicas_in_sync(), ops.shape(first)[0]
-        self.metrics[0].update_state(reported, sample_weight=examples)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(reported, sample_weight=examples)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(
@@ -325,6 +330,7 @@ class MetaNeighborhoodModel(CheckedModel):
         x: Any,
         k: int = 5,
         by: str = "attention",
+        effects: bool = False,
         batch_size: int = 32,
         steps: int | None = None,
         verbose: Any = 0,
@@ -343,8 +349,9 @@ class MetaNeighborhoodModel(CheckedModel):
                 largest, in absolute value summed over the outputs. An entry that the head
                 fits already has no effect, so this ranking finds hard examples, often of
                 other classes.
-            batch_size: See `initialize_from`. An example takes several times as much
-                memory as in `predict`.
+            effects: bool, whether to compute `output_changes` with `by="attention"` too.
+                They take several times the time and memory of `predict`.
+            batch_size: See `initialize_from`.
             steps: See `initialize_from`.
             verbose: See `keras.Model.predict`.
 
@@ -362,17 +369,19 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> model = nsl_keras.MetaNeighborhoodModel(
         ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
         >>> model.build((None, 6))
-        >>> model.neighbors(keras.ops.ones((4, 6)), k=5).output_changes.shape
+        >>> model.neighbors(keras.ops.ones((4, 6)), k=5).values.shape
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)
         options = {"batch_size": batch_size, "steps": steps, "verbose": verbose}
-        found: Neighbors = self._ranking(k, by).predict(x, **options)
-        return found
+        found = self._ranking(k, by, effects).predict(x, **options)
+        return Neighbors(**{"output_changes": None, **found})
 
-    def neighbors_of_batch(self, inputs: Any, k: int, by: str = "attention") -> Neighbors:
+    def neighbors_of_batch(
+        self, inputs: Any, k: int, by: str = "attention", effects: bool = False
+    ) -> Neighbors:
         """Returns `neighbors` of a batch as tensors, for use in a function of your own."""
-        return self.neighborhood.neighbors(self.features(inputs), k, by)
+        return self.neighborhood.neighbors(self.features(inputs), k, by, effects)
 
     def nearest_examples(
         self, x: Any, batch_size: int = 128, steps: int | None = None, verbose: Any = 0
@@ -423,10 +432,14 @@ class MetaNeighborhoodModel(CheckedModel):
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
-    def _ranked(self, k: int, by: str) -> data.BatchFunction:
+    def _ranked(self, k: int, by: str, effects: bool) -> _Ranking:
         """Returns `neighbors` of a batch, to be kept with its graph."""
-        found = functools.partial(self.neighbors_of_batch, k=k, by=by)
-        return data.BatchFunction(found, self, self.run_eagerly)
+
+        def ranking(inputs: Any) -> dict[str, Tensor]:
+            found = self.neighbors_of_batch(inputs, k, by, effects)._asdict()
+            return {name: each for name, each in found.items() if each is not None}
+
+        return _Ranking(ranking, self, self.run_eagerly)
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
@@ -435,10 +448,21 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.neighborhood.trainable_variables
 
     @property
-    def inner_rates(self) -> list[Tensor]:
+    def inner_learning_rates(self) -> list[Tensor]:
         """The current inner learning rates, one per adapted variable."""
-        validation.built(self, "inner_rates")
-        return self.neighborhood.rate.rates()
+        validation.built(self, "inner_learning_rates")
+        return self.neighborhood.learning_rate.rates()
+
+    @contextlib.contextmanager
+    def constants_computed(self) -> Iterator[None]:
+        """Computes once, for a graph, what does not depend on the inputs.
+
+        Graphs traced in this context, and written before the weights change, contain the
+        result.
+        """
+        self.neighborhood.update_constants()
+        with self.neighborhood.constants.used():
+            yield
 
     @functools.wraps(keras.Model.export)
     def export(
@@ -446,7 +470,8 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> None:
         if self.built:  # Keras refuses a model that was never called, as after loading.
             self(_symbols_of(self.get_build_config()["input_shape"]))
-        super().export(filepath, format, *args, **kwargs)
+        with self.constants_computed():
+            super().export(filepath, format, *args, **kwargs)
         if format == "onnx":
             files.require_onnx(filepath)
 
@@ -461,6 +486,14 @@ class MetaNeighborhoodModel(CheckedModel):
         backbone = keras.saving.serialize_keras_object(self.backbone)
         own = super().get_config()
         return {**self.neighborhood.get_config(), **own, "backbone": backbone}
+
+
+class _Ranking(ComputesOnce, data.BatchFunction):
+    """Private: the `neighbors` of batches as a model."""
+
+    @property
+    def neighborhood(self) -> MetaNeighborhoodHead:
+        return self.model.neighborhood
 
 
 def _symbols_of(shapes: Any) -> Any:

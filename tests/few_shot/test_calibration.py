@@ -92,7 +92,7 @@ def test_neighbors_and_the_plain_model_have_the_temperature():
     backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
     support, labels, queries, _ = blobs(4, 5, seed=0)
     model = few_shot.NeighborhoodLearner(backbone).adapt(support, labels)
-    found = model.neighbors(queries, k=len(support))
+    found = model.neighbors(queries, k=len(support), effects=True)
     after, before = model.predict(queries, verbose=0), model(queries, adapt=False)
     np.testing.assert_allclose(found.after, after, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.before, before, rtol=1e-5, atol=1e-6)

@@ -38,7 +38,7 @@ def test_equals_the_head_with_the_support_as_dictionary(steps, inner_loop, form)
         )
         adapted.build((None, data.SIZE))
         adapted.dictionary.assign(keys=support)
-        adapted.rate.set_weights(model.rate.get_weights())
+        adapted.learning_rate.set_weights(model.rate.get_weights())
         np.testing.assert_allclose(own, adapted(queries), rtol=1e-4, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Dictionaries that start from examples, and logs of how they are used."""
+"""Dictionaries that start from examples during `fit`."""
 
 import keras
 import numpy as np
@@ -6,14 +6,10 @@ import pytest
 from helpers import as_numpy, assert_all_equal, assert_equal, normal, refusing
 
 import nsl_keras
-from nsl_keras.callbacks import DictionaryInitializer, EntryStatistics
-from nsl_keras.neighborhoods import callbacks
+from nsl_keras.callbacks import DictionaryInitializer
 
 ENTRIES, FEATURES = 6, 4
-X = normal(300, FEATURES)
-Y = np.random.default_rng(0).integers(0, 3, size=300)
-FEW = X[:24], Y[:24]
-NAMES = "attention_entropy", "usage_entropy", "dead_entries"
+FEW = normal(24, FEATURES), np.random.default_rng(0).integers(0, 3, size=24)
 
 
 def make_model(task="classification", **options):
@@ -31,13 +27,11 @@ def make_model(task="classification", **options):
     return model
 
 
-# DictionaryInitializer.
-
-
 @pytest.mark.parametrize(
     ("epochs", "task"), [(0, "classification"), (1, "regression"), (2, "classification")]
 )
 def test_entries_become_examples_after_so_many_epochs(epochs, task):
+    """Examples of a data set too."""
     x, y = FEW[0], normal(24, 2) if task == "regression" else FEW[1]
     moments = []
 
@@ -48,7 +42,8 @@ def test_entries_become_examples_after_so_many_epochs(epochs, task):
             distances = np.linalg.norm(keys[:, None] - features[None], axis=-1).min(axis=1)
             moments.append(bool(distances.max() < 1e-5))
 
-    callbacks = [DictionaryInitializer(x, y, epochs, seed=1), Keys()]
+    given = (x, y) if epochs else (iter([(x[:9], y[:9]), (x[9:], y[9:])]), None)
+    callbacks = [DictionaryInitializer(*given, epochs, seed=1), Keys()]
     make_model(task).fit(x, y, epochs=3, verbose=0, callbacks=callbacks)
     assert moments == [epoch == epochs for epoch in range(3)]
 
@@ -103,58 +98,14 @@ def test_entries_stay_in_a_second_fit():
     assert np.abs(as_numpy(other.dictionary.keys) - before).min() > 0
 
 
-# EntryStatistics.
-
-
-def test_statistics_against_their_definitions(monkeypatch):
-    """More examples than a batch holds, and a last batch that is not full."""
-    model = make_model(temperature=0.3)
-    monkeypatch.setattr(callbacks, "DEAD_BELOW", 0.9)
-    callback = EntryStatistics(X)
-    callback.set_model(model)
-    found = callback.measure()
-    keys = as_numpy(model.dictionary.keys)
-    z = as_numpy(model.features(X))
-    cosines = (z @ keys.T) / np.linalg.norm(z, axis=1)[:, None]
-    weights = np.exp(cosines / np.linalg.norm(keys, axis=1) / 0.3)
-    weights /= weights.sum(axis=1, keepdims=True)
-    usage = weights.mean(axis=0)
-    np.testing.assert_allclose(callback.usage, usage, rtol=1e-4)
-    entropies = -(weights * np.log(weights)).sum(axis=1)
-    dead = np.mean(usage < 0.9 / ENTRIES)
-    expected = [entropies.mean(), -(usage * np.log(usage)).sum(), dead]
-    np.testing.assert_allclose([found[name] for name in NAMES], expected, rtol=1e-4)
-    assert 0 < dead < 1
-
-
-def test_fit_logs_the_statistics_of_each_epoch():
-    """Callbacks read data sets too."""
-
-    def batches():
-        return ((X[start : start + 12], Y[start : start + 12]) for start in (0, 12))
-
-    other, callback = EntryStatistics(batches()), EntryStatistics(FEW[0])
-    callbacks = [DictionaryInitializer(batches(), epochs=0), other, callback]
-    history = make_model().fit(*FEW, epochs=2, verbose=0, callbacks=callbacks).history
-    assert all(len(history[name]) == 2 for name in NAMES)
-    assert len(set(history["attention_entropy"])) == 2
-    assert [history[name][-1] for name in NAMES] == list(callback.measure().values())
-    np.testing.assert_allclose(other.usage, callback.usage, rtol=1e-5)
-
-
-OTHER_MODEL = "of a MetaNeighborhoodModel.*Sequential"
-
-
-def fit_another_model_with(callback):
+def fit_another_model():
     plain = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(3)])
     plain.compile(loss="mse", run_eagerly=True)
-    plain.fit(X, np.eye(3)[Y], callbacks=[callback], verbose=0)
+    plain.fit(FEW[0], np.eye(3)[FEW[1]], callbacks=[DictionaryInitializer(*FEW)], verbose=0)
 
 
 test_errors = refusing(
-    (lambda: DictionaryInitializer(X, Y, epochs=-1), r"`epochs` must be.*=-1"),
-    (lambda: DictionaryInitializer(X, Y, seed="a"), r"`seed` must be.*='a'"),
-    (lambda: EntryStatistics(np.full((2, 4), np.nan)), "`x` must be finite"),
-    (lambda: fit_another_model_with(EntryStatistics(X)), OTHER_MODEL),
-    (lambda: fit_another_model_with(DictionaryInitializer(X, Y)), OTHER_MODEL),
+    (lambda: DictionaryInitializer(*FEW, epochs=-1), r"`epochs` must be.*=-1"),
+    (lambda: DictionaryInitializer(*FEW, seed="a"), r"`seed` must be.*='a'"),
+    (fit_another_model, "of a MetaNeighborhoodModel.*Sequential"),
 )

@@ -42,7 +42,7 @@ def test_closed_form_of_a_dense_head(task):
         gradients = 2 * (outputs - values)
     # An entry's own step on kernel and bias, seen from the example.
     lever = weights * (as_numpy(heads.features()) @ keys.T + 1)
-    expected = -float(layer.rate.rates()[0]) * lever[..., None] * gradients
+    expected = -float(layer.learning_rate.rates()[0]) * lever[..., None] * gradients
     check_close(changes_of(layer), expected, 1e-12)
 
 
@@ -78,7 +78,7 @@ def test_large_steps_leave_an_error_of_the_integral(steps, share, bound):
     )
     x = normal(64, 8)
     model.build(x.shape)
-    found = model.neighbors(x, k=12, batch_size=64)
+    found = model.neighbors(x, k=12, effects=True, batch_size=64)
     change = as_numpy(model(x) - model(x, adapt=False))
     errors = np.abs(found.output_changes.sum(axis=1) - change).max(axis=1)
     assert np.quantile(errors / np.abs(change).max(axis=1), share) < bound
@@ -125,19 +125,27 @@ def test_entries_without_attention_change_nothing():
 
 @pytest.mark.parametrize("kinds", [("cosine",), ("tanh", "linear")])
 def test_rankings(kinds):
-    layer = heads.build(*kinds)
+    layer, z = heads.build(*kinds), heads.features()
     effects = np.abs(changes_of(layer)).sum(axis=2)
     np.testing.assert_array_equal(neighbors_of(layer).indices, np.argsort(-effects))
-    attention = as_numpy(layer.dictionary.attention(heads.features()))
-    found = as_numpy(layer.neighbors(heads.features(), 3).indices)
-    np.testing.assert_array_equal(found, np.argsort(-attention)[:, :3])
+    attention = as_numpy(layer.dictionary.attention(z))
+    found, same = layer.neighbors(z, 3), layer.neighbors(z, 3, effects=True)
+    for each in (found, same):
+        np.testing.assert_array_equal(each.indices, np.argsort(-attention)[:, :3])
+    assert found.output_changes is None
+    expected = np.take_along_axis(changes_of(layer), as_numpy(same.indices)[..., None], 1)
+    check_close(as_numpy(same.output_changes), expected, 1e-12)
 
 
-def test_a_model_ranks_by_attention():
+@pytest.mark.jax
+def test_a_model_s_effects_are_optional():
     model = nsl_keras.MetaNeighborhoodModel(None, nsl_keras.layers.CosineDense(3), 12)
     x = normal(16, 8)
     model.build(x.shape)
-    attention = as_numpy(model.dictionary.attention(x))
-    assert np.any(model.neighbors(x, by="effect").indices != model.neighbors(x).indices)
-    expected = np.argsort(-attention)[:, :5]
-    np.testing.assert_array_equal(model.neighbors(x).indices, expected)
+    by_effect, found = model.neighbors(x, by="effect"), model.neighbors(x)
+    assert np.any(by_effect.indices != found.indices)
+    expected = np.argsort(-as_numpy(model.dictionary.attention(x)))[:, :5]
+    np.testing.assert_array_equal(found.indices, expected)
+    assert found.output_changes is None
+    np.testing.assert_allclose(found.after, model(x), rtol=1e-5)
+    assert model.neighbors(x, effects=True).output_changes.shape == (16, 5, 3)

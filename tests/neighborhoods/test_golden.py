@@ -56,7 +56,7 @@ def load_head(golden, dtype, inner_loop, steps):
         "v_raw": getattr(layer.dictionary, "raw_values", None),
         "tau": getattr(layer.head, "learned_scale", None),
         "b1": getattr(layer.head, "bias", None),
-        rate: layer.rate.weights[0],
+        rate: layer.learning_rate.weights[0],
     }
     variables = {name: v for name, v in variables.items() if v is not None}
     for name, variable in variables.items():

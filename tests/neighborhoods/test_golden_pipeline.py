@@ -37,7 +37,7 @@ def build(backbone, shape, classes, weights, inner_loop):
         "tau": head.head.learned_scale,
         "k": head.dictionary.keys,
         "v_raw": head.dictionary.raw_values,
-        "lr_raw": head.rate.weights[0],
+        "lr_raw": head.learning_rate.weights[0],
     }
     if isinstance(backbone, keras.layers.Dense):
         variables |= {"W": backbone.kernel, "b": backbone.bias}

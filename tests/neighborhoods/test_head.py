@@ -7,6 +7,7 @@ import pytest
 from helpers import as_numpy, assert_close, assert_equal, gradients, normal
 from keras import ops
 
+import nsl_keras
 from nsl_keras.layers import CosineDense, MetaNeighborhoodHead, NeighborDictionary
 
 
@@ -91,6 +92,7 @@ DUAL = {"inner_loop": "dual"}
         (None, {"chunk_size": 0}, "`chunk_size` must be a positive integer"),
         (None, {"task": "ranking"}, "`task` must be one of 'classification', 'regression'"),
         (None, {"inner_loop": "fast"}, "`inner_loop` must be one of 'auto', 'dual'"),
+        (None, {"steps": 2}, "Unrecognized keyword arguments.*Head: {'steps': 2}"),
     ],
 )
 def test_errors(make, options, message):
@@ -130,6 +132,19 @@ def test_checkpoints_of_tensorflow_hold_every_weight(tmp_path, form):
         assert_equal(one, other)
 
 
+def test_changed_kernels_are_refused_after_build_too():
+    """Their own variables are not finetuned, so that adaptation would be another."""
+    for change in (lambda head: head.enable_lora(2), lambda head: head.quantize("int8")):
+        model = nsl_keras.MetaNeighborhoodModel(None, dense(), 6)
+        x = normal(7, 4)
+        model.predict(x, verbose=0)
+        change(model.head)
+        assert model(x, adapt=False).shape == (7, 3)
+        for use in (model, model.neighborhood, lambda x: model.predict(x, verbose=0)):
+            with pytest.raises(ValueError, match="plain kernels, without LoRA or quant"):
+                use(x)
+
+
 def test_what_needs_a_built_layer():
     layer = MetaNeighborhoodHead(CosineDense(3), 8)
     for name in ("adapted_weights", "neighbors", "active_inner_loop"):
@@ -159,5 +174,5 @@ def test_errors_of_neighbors():
 def test_neighbors_in_half_precision():
     layer = MetaNeighborhoodHead(keras.layers.Dense(3), 5, dtype="bfloat16")
     layer.build((None, 4))
-    found = layer.neighbors(ops.ones((2, 4), dtype="bfloat16"), k=2)
+    found = layer.neighbors(ops.ones((2, 4), dtype="bfloat16"), k=2, effects=True)
     assert tuple(found.output_changes.shape) == (2, 2, 3)

@@ -157,7 +157,7 @@ def test_frozen_models_adapt_and_do_not_train():
     assert_close(model(X), expected)
 
 
-@pytest.mark.parametrize("path", ["neighborhood", "neighborhood.rate"])
+@pytest.mark.parametrize("path", ["neighborhood", "neighborhood.learning_rate"])
 def test_files_keep_which_parts_are_frozen(path, tmp_path):
     model = make_model()
     model.build(X.shape)
@@ -235,8 +235,9 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
 
 test_bad_use = refusing(
     (lambda: make_model().compile(loss="binary_crossentropy"), "must take logits"),
+    (lambda: make_model(steps=2), "Unrecognized keyword arguments.*{'steps': 2}"),
     (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
-    (lambda: make_model().inner_rates, "`inner_rates` needs a built layer"),
+    (lambda: make_model().inner_learning_rates, "`inner_learning_rates` needs a built"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
     (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
     (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
@@ -275,7 +276,7 @@ def test_backbones_of_several_inputs(kind, tmp_path):
     model.initialize_from(inputs, Y, seed=0)
     predicted = as_numpy(model(inputs))
     assert_close(model.predict(inputs, verbose=0), predicted)
-    changes = model.neighbors(inputs, k=10).output_changes.sum(axis=1)
+    changes = model.neighbors(inputs, k=10, effects=True).output_changes.sum(axis=1)
     assert_close(changes, predicted - as_numpy(model.unadapted(inputs)), 1e-4)
     loaded = reloaded(model, tmp_path)
     assert_close(loaded(inputs), predicted)
@@ -304,7 +305,7 @@ def test_neighbors_and_starts_of_data_sets():
     expected = model.neighbors(X, k=3)
     found = model.neighbors((batch for batch in batches), k=3, steps=2)
     np.testing.assert_array_equal(found.indices, expected.indices)
-    assert_close(found.output_changes, expected.output_changes)
+    assert_close(found.weights, expected.weights)
     model.initialize_from(X, Y, seed=4)
     keys = as_numpy(model.dictionary.keys)
     model.dictionary.keys.assign(np.ones_like(keys))
@@ -412,8 +413,9 @@ def test_xla_is_left_out_by_default_where_it_compiles_each_step():
     inputs, dense = keras.Input((5,)), keras.layers.Dense(3)
     stack = keras.Sequential([keras.layers.Dense(4), keras.layers.ReLU(), CosineDense(3)])
     graph = keras.Model(inputs, dense(inputs))
+    squashed = keras.layers.Dense(3, keras.layers.PReLU())
     cases = (stack, "auto", True), (dense, "tape", False), (graph, "auto", False)
-    for head, inner_loop, supported in cases:
+    for head, inner_loop, supported in (*cases, (squashed, "auto", False)):
         head = MetaNeighborhoodHead(head, make_dictionary(), inner_loop=inner_loop)
         assert head.supports_jit is supported
 

@@ -71,7 +71,7 @@ def test_numbers(task, tmp_path):
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_no_effect_is_said(task):
     model = small_model(keras.layers.Dense(3), task=task)
-    model.neighborhood.rate.weights[0].assign(1e-9)
+    model.neighborhood.learning_rate.weights[0].assign(1e-9)
     matrix = parts_of(visualize.plot_adaptation(model, X[3], k=4))["changes"]
     assert matrix.get_title().endswith(": no effect")
     assert not np.any(written(matrix))

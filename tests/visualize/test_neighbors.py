@@ -59,7 +59,7 @@ def test_images_labels_and_attention(task):
         assert query.get_xlabel() == f"{new}\nbefore: {old}"
     # Without a change of the class, it is written once.
     if is_classifier:
-        for rate in model.neighborhood.rate.weights:
+        for rate in model.neighborhood.learning_rate.weights:
             rate.assign(0.0)
         figure = visualize.plot_neighbors(model, IMAGES[:1], IMAGES, k=1)
         assert figure.axes[0].get_xlabel() == str(before[0].argmax())

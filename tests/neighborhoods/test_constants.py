@@ -1,0 +1,171 @@
+"""What inference computes once, and that it is never out of date."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import IS_TENSORFLOW, as_numpy, assert_close, normal
+
+import nsl_keras
+from nsl_keras.layers import CosineDense, NeighborDictionary
+from nsl_keras.neighborhoods.dual_form import DualForm
+
+X, Y = normal(20, 4), np.arange(20) % 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+pytestmark = pytest.mark.jax
+
+
+def make_model(head=None, kind=nsl_keras.MetaNeighborhoodModel, **options):
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
+    options = {"inner_learning_rate": 2.0, **options}
+    dictionary = NeighborDictionary(9, dropout=0.0)
+    model = kind(backbone, head or keras.layers.Dense(3), dictionary, **options)
+    optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
+    model.compile(optimizer, LOSS)
+    model.build(X.shape)
+    optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The calls that compute constants, in traces too."""
+    calls, constants = [], DualForm.constants
+
+    def counting(self, entries):
+        calls.append(entries)
+        return constants(self, entries)
+
+    monkeypatch.setattr(DualForm, "constants", counting)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        (keras.layers.Dense(3), {}),
+        (CosineDense(3), {"learning_rate_form": "diagonal"}),
+        (keras.Sequential([keras.layers.Dense(6, "relu"), CosineDense(3)]), {}),
+        (keras.layers.Dense(3), {"inner_steps": 2}),
+        (keras.layers.Dense(3), {"inner_loop": "tape"}),
+    ],
+    ids=str,
+)
+def test_predictions_follow_the_weights(head, options, tmp_path):
+    model = make_model(type(head).from_config(head.get_config()), **options)
+    path = str(tmp_path / "model.weights.h5")
+    model.save_weights(path)
+    changes = (
+        lambda: None,
+        lambda: model.fit(X, Y, validation_data=(X, Y), epochs=2, verbose=0),
+        lambda: model.dictionary.assign(keys=normal(9, 5)),
+        lambda: [each.assign(2 * each) for each in model.head.trainable_variables],
+        lambda: model.load_weights(path),
+        lambda: model.set_weights([0.5 * each for each in model.get_weights()]),
+    )
+    for change in changes:
+        change()
+        expected = as_numpy(model(X))
+        assert np.abs(expected - as_numpy(model(X, adapt=False))).max() > 1e-3
+        assert_close(model.predict(X, batch_size=8, verbose=0), expected, 1e-4)
+        assert_close(model.predict_on_batch(X), expected, 1e-4)
+        assert_close(model.neighbors(X, k=2).after, expected, 1e-4)
+        loss = float(LOSS(Y, expected))
+        for found in (model.evaluate(X, Y, verbose=0), model.test_on_batch(X, Y)):
+            np.testing.assert_allclose(found, loss, rtol=1e-4)
+
+
+def test_callbacks_may_change_weights_before_the_first_batch():
+    model, found = make_model(), []
+
+    class Noting(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            found.append(float(LOSS(Y, model(X))))
+
+    model.fit(X, Y, verbose=0)
+    model.head.kernel.assign(2 * model.head.kernel)
+    swapped = [keras.callbacks.SwapEMAWeights(), Noting()]
+    found.append(model.evaluate(X, Y, verbose=0, callbacks=swapped))
+    np.testing.assert_allclose(*found, rtol=1e-5)
+    assert abs(model.evaluate(X, Y, verbose=0) - found[0]) > 1e-3
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_constants_are_computed_once_a_call(eagerly, counted):
+    model = make_model()
+    model.compile(loss=LOSS, run_eagerly=eagerly)
+    for use in (
+        lambda: model.predict(X, batch_size=4, verbose=0),
+        lambda: model.evaluate(X, Y, batch_size=4, verbose=0),
+        lambda: model.neighbors(X, batch_size=4),
+    ):
+        use()  # Keras may build its loss with a symbolic call first.
+        counted.clear()
+        use()
+        assert len(counted) == 1
+    model(X)
+    model(X)
+    assert len(counted) == 3  # Anew in each direct call.
+
+
+def test_no_file_and_no_weight_holds_constants():
+    model = make_model()
+    head = model.neighborhood
+    assert len(head.constants.variables) == 2
+    assert len(head.variables) - len(head.constants.variables) == len(head.weights) + 1
+    assert all("constant" not in each.path for each in model.weights)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="A test step of TensorFlow")
+def test_a_test_step_of_one_s_own_computes_everything():
+    class Trained(nsl_keras.MetaNeighborhoodModel):
+        """Takes a step on the batch that it is tested on."""
+
+        def test_step(self, batch):
+            x, y = batch
+            self.train_step(batch)
+            return {"after": self.compute_loss(x, y, self(x, training=False))}
+
+    model = make_model(kind=Trained)
+    found = model.evaluate(X, Y, batch_size=20, verbose=0)
+    np.testing.assert_allclose(found, float(LOSS(Y, model(X))), rtol=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The `native_serialization`")  # Keras's on JAX.
+@pytest.mark.parametrize("way", ["save_model", "export"])
+def test_exports_contain_constants(way, counted, tmp_path):
+    model, path = make_model(), tmp_path / "1"
+    model.predict(X, verbose=0)
+    model.dictionary.assign(keys=normal(9, 5))  # What `predict` has computed is old.
+    expected = as_numpy(model(X))
+    counted.clear()
+    if way == "export":
+        model.export(path, verbose=False)
+    else:
+        nsl_keras.export.save_model(model, path, examples=X)
+    # `save_model` also predicts twice, to compare; JAX traces for Keras's checks.
+    expected_calls = 1 if way == "export" else 3
+    assert len(counted) == expected_calls or not IS_TENSORFLOW
+    loaded = pytest.importorskip("tensorflow").saved_model.load(str(path))
+    assert_close(loaded.serve(X), expected, 1e-4)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="A train step of TensorFlow")
+def test_losses_and_metrics_of_one_s_own():
+    """`compute_loss` without `training`, and metrics in another order, as in Keras."""
+
+    class Own(nsl_keras.MetaNeighborhoodModel):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return 2 * super().compute_loss(x, y, y_pred, sample_weight)
+
+        @property
+        def metrics(self):
+            return super().metrics[::-1]
+
+    model = make_model(kind=Own)
+    model.compile("sgd", LOSS, metrics=["accuracy"])
+    expected = 2 * float(LOSS(Y, model(X)))
+    history = model.fit(X, Y, batch_size=20, verbose=0).history
+    np.testing.assert_allclose(history["loss"], [expected], rtol=1e-4)
+    assert set(history) == {"loss", "accuracy"}
