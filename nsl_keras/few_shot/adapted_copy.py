@@ -9,7 +9,12 @@ import keras
 
 from nsl_keras import configs, graphs, nesting
 from nsl_keras.copying import copied, paired_variables
-from nsl_keras.few_shot.functional import FunctionalModel, classifier_of, effective_policy
+from nsl_keras.few_shot.functional import (
+    FunctionalModel,
+    classifier_of,
+    effective_policy,
+    statistics_of,
+)
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.training.normalization import turn
 
@@ -92,16 +97,11 @@ def adapted_copy(
         if values and id(variable) in values:
             new.assign(values[id(variable)])
     if effective_policy(copy, policy) == "support":
-        _, found = FunctionalModel(copy, (), policy).outputs([], examples)
-        if len(set(map(id, found.layers))) < len(found.layers):
-            raise ValueError(
-                '`batch_normalization` must be "moving" for `adapt` if layers share a '
-                f'batch norm. Received: batch_normalization="support", model {model.name!r}'
-            )
-        statistics = iter(found.values)
-        for layer in found.layers:
-            layer.moving_mean.assign(next(statistics))
-            layer.moving_variance.assign(next(statistics))
+        functional = FunctionalModel(copy, (), policy)
+        variables = statistics_of(functional.trainable_norms())
+        _, statistics = functional.outputs([], examples)
+        for variable, value in zip(variables, statistics, strict=True):
+            variable.assign(value)
     shape, dtype = tuple(examples.shape[1:]), None
     if graphs.is_graph(model):
         given = model.inputs[0]

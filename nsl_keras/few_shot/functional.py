@@ -6,7 +6,6 @@ of batch norms come out as tensors, which gradients run through.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
@@ -17,7 +16,6 @@ from nsl_keras import graphs, nesting
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.training.normalization import (
     BatchNormalization,
-    BatchStatistics,
     move_statistics,
     normalizing_by_batch,
 )
@@ -75,18 +73,17 @@ def _named(model: keras.Model, part: Any) -> list[Any]:
 
 def classifier_of(model: keras.Model) -> keras.layers.Layer:
     """Returns the only layer with weights that the outputs reach without another."""
+    weighted = [each for each in model.layers if each.weights]
     if graphs.is_graph(model):
-        last, _ = graphs.ending(model)
-        found = [last] * (last is not None)
+        layer, _ = graphs.ending(model)
     else:  # Its order does not show.
-        found = [each for each in model.layers if each.weights]
-    if len(found) != 1:
+        layer = weighted[0] if len(weighted) == 1 else None
+    if layer is None:
         raise ValueError(
             "`model` must be functional or Sequential and end in one layer with weights, "
             "its classifier; or select variables by their names. Received: model "
-            f"{model.name!r}, which may end in {[each.name for each in found]}"
+            f"{model.name!r} of the layers {[each.name for each in weighted]}"
         )
-    (layer,) = found
     return classifier_of(layer) if isinstance(layer, keras.Model) else layer
 
 
@@ -161,42 +158,65 @@ class FunctionalModel:
         self,
         values: Sequence[Tensor],
         examples: Tensor,
-        given: Sequence[Tensor] | None = None,
-    ) -> tuple[Tensor, BatchStatistics]:
-        """Returns the outputs, in float32 or wider, and statistics of batch norms.
+        statistics: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns the outputs, in float32 or wider, and the values of `statistics`.
 
-        The `values` are those of the `variables`; batch norms normalize by `given`
-        statistics or, without them, by those of the examples.
+        The `values` are those of the `variables`. Batch norms normalize by given values of
+        the statistics or, without them, by those of the examples.
         """
+        norms = [] if self.batch_normalization == "moving" else self.trainable_norms()
+        variables = statistics_of(norms)
         # Every variable needs a value: the scope hides outer scopes. The last value wins.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]
         state += zip(self.variables, values, strict=True)
-        measured = BatchStatistics()
-        with contextlib.ExitStack() as contexts:
-            contexts.enter_context(keras.StatelessScope(state))
-            if self.batch_normalization != "moving":
-                measured = contexts.enter_context(normalizing_by_batch(given))
+        if statistics is not None:
+            state += zip(variables, statistics, strict=True)
+            norms = []
+        with keras.StatelessScope(state) as scope, normalizing_by_batch(norms):
             outputs = self.model(examples, training=False)
-        return at_least_float32(outputs), measured
+        found = [scope.get_current_value(each) for each in variables]
+        return at_least_float32(outputs), found
 
     def query_outputs(
         self, values: Sequence[Tensor], support: Tensor, queries: Tensor
     ) -> Tensor:
         """Returns the outputs for queries under the policy, in float32 or wider."""
-        given = None
+        statistics = None
         if self.batch_normalization == "support" and self.trainable_norms():
-            given = self.outputs(values, support)[1].values
-        return self.outputs(values, queries, given)[0]
+            _, statistics = self.outputs(values, support)
+        return self.outputs(values, queries, statistics)[0]
+
+
+def statistics_of(norms: Sequence[BatchNormalization]) -> list[Any]:
+    """Returns the moving statistics of batch norms: mean, variance, mean, ..."""
+    return [each for norm in norms for each in (norm.moving_mean, norm.moving_variance)]
 
 
 def move_by_episodes(
-    layers: Sequence[BatchNormalization], statistics: Sequence[Tensor], examples: Any
+    norms: Sequence[BatchNormalization],
+    statistics: Sequence[Sequence[Tensor]],
+    sizes: Sequence[Any],
 ) -> None:
-    """Moves moving statistics toward those of all episodes of a batch together.
+    """Moves moving statistics toward those of all examples of a batch of episodes.
 
-    `statistics` are means and variances of each layer, of shape `(episodes, channels)`.
+    Each of the `statistics` holds those of one set of every episode, in the order of
+    `statistics_of`, of shape `(episodes, channels)`. The `sizes` are the numbers of
+    examples in these sets.
     """
-    pairs = zip(layers, statistics[::2], statistics[1::2], strict=True)
-    for layer, means, variances in pairs:
-        variance = ops.mean(variances, axis=0) + ops.var(means, axis=0)
-        move_statistics(layer, ops.mean(means, axis=0), variance, examples)
+    total = sum(sizes)
+
+    def average(of_sets: Sequence[Tensor]) -> Tensor:
+        means = [ops.mean(each, axis=0) for each in of_sets]
+        shares = [ops.cast(size / total, means[0].dtype) for size in sizes]
+        return sum(share * mean for share, mean in zip(shares, means, strict=True))
+
+    by_variable = [*zip(*statistics, strict=True)]
+    for norm, means, variances in zip(
+        norms, by_variable[::2], by_variable[1::2], strict=True
+    ):
+        mean = average(means)
+        pairs = zip(variances, means, strict=True)
+        variance = average([within + ops.square(own - mean) for within, own in pairs])
+        episodes = ops.shape(means[0])[0]
+        move_statistics(norm, mean, variance, total * episodes)

@@ -151,26 +151,22 @@ def outputs_of_sets(
         first = ops.shape(sets[0])[1]
         return [found[:, :first], found[:, first:]][: len(sets)]
     functional = FunctionalModel(model, (), policy)
-    layers: list[Any] = []  # Filled below: `vectorized_map` returns tensors only.
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-        given, outputs, measured = None, [], []
+        outputs, measured = [], []
         for images in sets:
+            given = measured[0] if measured and policy == "support" else None
             found, statistics = functional.outputs([], images, given)
             outputs.append(found)
-            if given is None:
-                measured.append(statistics.values)
-            if policy == "support":
-                given = statistics.values
-            layers[:] = statistics.layers
+            measured.append(statistics)
         return outputs, measured
 
     # Episodes share their kernels, so vectorizing gives one convolution per layer.
     outputs, measured = vectorized_map(one_episode, list(sets))
     if training:
-        statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
-        counts = [ops.shape(images)[0] * ops.shape(images)[1] for images in sets]
-        move_by_episodes(layers, statistics, sum(counts[: len(measured)]))
+        sizes = [ops.shape(images)[1] for images in sets]
+        count = 1 if policy == "support" else len(sets)
+        move_by_episodes(functional.trainable_norms(), measured[:count], sizes[:count])
     return outputs
 
 

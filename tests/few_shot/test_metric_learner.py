@@ -71,10 +71,6 @@ def test_batch_normalization_policies(policy, training):
         if policy == "support":
             of_queries = of_support
             update = statistics(support, (0, 1))
-        else:  # All sets count the same, whatever their sizes.
-            pairs = zip(of_support, of_queries, strict=True)
-            means, variances = (np.concatenate(each) for each in pairs)
-            update = [means.mean(axis=0), variances.mean(axis=0) + means.var(axis=0)]
     gamma, beta = stored[:2]
     support, queries = (
         (images - mean) / np.sqrt(variance + layer.epsilon) * gamma + beta
