@@ -114,7 +114,7 @@ def measured(make: Callable[[], Any], sampler: Any, draws: int) -> dict[str, flo
         )
         model = make().adapt(support, given)
         logits.append(model.predict(queries, verbose=0))
-        temperatures.append(np.full((len(wanted), 1), model.temperature))
+        temperatures.append(np.full((len(wanted), 1), model.layers[-1].temperature))
         labels.append(wanted)
     calibrated, labels = np.concatenate(logits), np.concatenate(labels)
     plain = calibrated * np.concatenate(temperatures)

@@ -111,6 +111,9 @@ class MatchingNet(ProtoNet):
         # The logarithm of Matching Networks Eq. (1): attention on each class's images.
         return ops.logsumexp(of_class, axis=2) - total
 
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "reading_steps": self.reading_steps}
+
     def _read(self, support: Tensor, queries: Tensor, steps: int, training: bool) -> Tensor:
         features = queries.shape[-1]
         flat = ops.reshape(queries, (-1, features))

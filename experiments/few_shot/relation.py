@@ -170,6 +170,10 @@ class RelationNet(MetricLearner):
         )[-1]
         return at_least_float32(ops.reshape(found, (*ops.shape(queries)[:2], self.ways)))
 
+    def get_config(self) -> dict[str, Any]:
+        relation = keras.saving.serialize_keras_object(self.relation)
+        return {**super().get_config(), "relation": relation}
+
     def _pairs(self, sums: Tensor, maps: Tensor) -> Tensor:
         """Returns each map joined to each class, of shape `(batch, maps * ways, ...)`."""
         batch, count = ops.shape(maps)[:2]

@@ -92,16 +92,15 @@ def adapted_copy(
     Batch norms of the copy normalize by the `policy`, `"support"` (the examples) or
     `"moving"`. `values` are new values of variables, by the variables' ids.
     """
+    new = {id(each): each for each in model.variables} | (values or {})
+    if effective_policy(model, policy) == "support":
+        functional = FunctionalModel(model, model.variables, policy)
+        _, found = functional.outputs([*new.values()], examples)
+        statistics = statistics_of(functional.trainable_norms())
+        new |= zip(map(id, statistics), found, strict=True)
     copy = copied(model)
-    for variable, new in paired_variables(model, copy):
-        if values and id(variable) in values:
-            new.assign(values[id(variable)])
-    if effective_policy(copy, policy) == "support":
-        functional = FunctionalModel(copy, (), policy)
-        variables = statistics_of(functional.trainable_norms())
-        _, statistics = functional.outputs([], examples)
-        for variable, value in zip(variables, statistics, strict=True):
-            variable.assign(value)
+    for variable, own in paired_variables(model, copy):
+        own.assign(new[id(variable)])  # All of them: Keras's file merges LoRA's kernels.
     shape, dtype = tuple(examples.shape[1:]), None
     if graphs.is_graph(model):
         given = model.inputs[0]

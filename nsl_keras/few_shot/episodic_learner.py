@@ -10,19 +10,19 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, nesting, validation
+from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, variable_scope
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
 from nsl_keras.training.checks import FIT, CheckedModel, loss_of_logits
-from nsl_keras.training.data import is_in_memory
+from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 
 
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call` and `_adapted`, sets `ways` in `build` at the latest, and
-    keeps each of its arguments as an attribute, for its config.
+    A subclass writes `call`, `network` and `_adapted`, and sets `ways` in `build` at the
+    latest.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -31,8 +31,10 @@ class EpisodicLearner(Adapting, CheckedModel):
     outputs_shape: Any = None
 
     def __init__(
-        self, network: keras.Model, batch_normalization: str, **kwargs: Any
+        self, argument: str, network: keras.Model, batch_normalization: str, **kwargs: Any
     ) -> None:
+        is_layer = isinstance(network, keras.layers.Layer)
+        validation.require(is_layer, argument, "a Keras model", network)
         # Not the network's own policy: half precision would round all variables that a
         # learner reads. The network's layers keep theirs.
         kwargs.setdefault("dtype", network.variable_dtype)
@@ -46,7 +48,8 @@ class EpisodicLearner(Adapting, CheckedModel):
         return (batch, queries, *self.outputs_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of_classes(self)}
+        policy = self.batch_normalization
+        return {**super().get_config(), "batch_normalization": policy}
 
     def compile(
         self,
@@ -76,6 +79,10 @@ class EpisodicLearner(Adapting, CheckedModel):
         )
         validation.require(not weights, "class_weight", demand, weights)
         return super().fit(*args, **options)
+
+    def _checked(self, x: Any, y: Any = None) -> Any:
+        x = super()._checked(x, y)
+        return map_arrays(with_text, x) if is_in_memory(x) else x
 
     @functools.wraps(keras.Model.predict)
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,6 +121,15 @@ class EpisodicLearner(Adapting, CheckedModel):
             with variable_scope(self):
                 self.build((images, labels, images))
 
+    def _output_of(self, shape: tuple[int | None, ...]) -> Any:
+        """Returns the network's symbolic output for a batch of examples of a shape."""
+        if graphs.is_graph(self.network):
+            _, outputs = graphs.symbols_of(self.network)
+            if not isinstance(outputs, keras.KerasTensor):
+                return outputs  # In a list or dict.
+        images = keras.KerasTensor((None, *shape), keras.config.floatx())
+        return graphs.output_spec(self.network, images)
+
     def compute_loss(
         self,
         x: Any = None,
@@ -129,12 +145,18 @@ class EpisodicLearner(Adapting, CheckedModel):
                 f"`y` must have the shape of the outputs, {tuple(y_pred.shape)}. "
                 f"Received: y.shape={tuple(y.shape)}"
             )
-        if sample_weight is not None and len(y_pred.shape) > 2:
-            # Keras would broadcast weights of episodes along another axis.
-            batch, queries = ops.shape(y_pred)[:2]
-            ones = (1,) * (len(y_pred.shape) - 3)
-            sample_weight = ops.reshape(sample_weight, (batch, -1, *ones))
-            sample_weight = ops.broadcast_to(sample_weight, (batch, queries, *ones))
+        if sample_weight is not None:
+            # Keras would broadcast weights of episodes along another axis, and would divide
+            # by their sum. A loss has the shape of the outputs without the last axis.
+            if len(y_pred.shape) == 2 and tuple(np.shape(sample_weight)[1:]) == tuple(
+                y_pred.shape[1:]
+            ):
+                y, y_pred = y[..., None], y_pred[..., None]
+            shape = ops.shape(y_pred)[:-1]
+            ones = (1,) * (len(shape) - 2)
+            by_query = (shape[0], -1, *ones) if len(shape) > 1 else shape
+            sample_weight = ops.reshape(sample_weight, by_query)
+            sample_weight = ops.broadcast_to(sample_weight, shape)
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 

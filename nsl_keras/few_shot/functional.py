@@ -116,23 +116,31 @@ class FunctionalModel:
     ) -> None:
         self.model = model
         chosen = set(map(id, variables))
+        self._known = [*model.variables]
         self._variables = [each for each in model.variables if id(each) in chosen]
         self.batch_normalization = batch_normalization
         self._norms = _batch_norms(model)
         if batch_normalization != "moving":
             self.trainable_norms()
 
+    def require_kept(self) -> None:
+        """Raises if the model has lost or gained variables."""
+        known, present = (
+            {id(v): v.path for v in each} for each in (self._known, self.model.variables)
+        )
+        changed = known.keys() ^ present.keys()
+        if changed:
+            paths = sorted((known | present)[each] for each in changed)
+            raise ValueError(
+                "`model` must keep its variables: quantize it or enable LoRA before you "
+                "make a learner of it, or change what `adapt` returns. Received: model "
+                f"{self.model.name!r}, which lost or gained {paths}"
+            )
+
     @property
     def variables(self) -> list[Any]:
         """The variables that are given other values, in the model's order."""
-        present = set(map(id, self.model.variables))
-        gone = [each.path for each in self._variables if id(each) not in present]
-        if gone:
-            raise ValueError(
-                "`model` must keep its variables: quantize it before you make a learner "
-                "of it, or quantize what `adapt` returns. Received: model "
-                f"{self.model.name!r} without {gone}"
-            )
+        self.require_kept()
         return self._variables
 
     def trainable_norms(self) -> list[BatchNormalization]:
@@ -194,29 +202,17 @@ def statistics_of(norms: Sequence[BatchNormalization]) -> list[Any]:
 
 
 def move_by_episodes(
-    norms: Sequence[BatchNormalization],
-    statistics: Sequence[Sequence[Tensor]],
-    sizes: Sequence[Any],
+    norms: Sequence[BatchNormalization], statistics: Sequence[Tensor], sizes: Tensor
 ) -> None:
     """Moves moving statistics toward those of all examples of a batch of episodes.
 
-    Each of the `statistics` holds those of one set of every episode, in the order of
-    `statistics_of`, of shape `(episodes, channels)`. The `sizes` are the numbers of
-    examples in these sets.
+    `statistics` are those of several sets, in the order of `statistics_of` and of shape
+    `(sets, channels)`; the sets have `sizes` examples.
     """
-    total = sum(sizes)
-
-    def average(of_sets: Sequence[Tensor]) -> Tensor:
-        means = [ops.mean(each, axis=0) for each in of_sets]
-        shares = [ops.cast(size / total, means[0].dtype) for size in sizes]
-        return sum(share * mean for share, mean in zip(shares, means, strict=True))
-
-    by_variable = [*zip(*statistics, strict=True)]
-    for norm, means, variances in zip(
-        norms, by_variable[::2], by_variable[1::2], strict=True
-    ):
-        mean = average(means)
-        pairs = zip(variances, means, strict=True)
-        variance = average([within + ops.square(own - mean) for within, own in pairs])
-        episodes = ops.shape(means[0])[0]
-        move_statistics(norm, mean, variance, total * episodes)
+    pairs = zip(statistics[::2], statistics[1::2], strict=True)
+    for norm, (means, variances) in zip(norms, pairs, strict=True):
+        examples = ops.cast(sizes, means.dtype)
+        shares = (examples / ops.sum(examples))[:, None]
+        mean = ops.sum(shares * means, axis=0)
+        within = variances + ops.square(means - mean)
+        move_statistics(norm, mean, ops.sum(shares * within, axis=0), ops.sum(examples))

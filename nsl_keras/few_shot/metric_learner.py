@@ -10,10 +10,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, graphs, validation
+from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
-from nsl_keras.few_shot.adapted_model import AdaptedModel
+from nsl_keras.few_shot.adapted_model import Adaptation
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
@@ -37,20 +37,22 @@ class MetricLearner(EpisodicLearner):
         batch_normalization: str = "moving",
         **kwargs: Any,
     ) -> None:
-        super().__init__(backbone, batch_normalization, **kwargs)
+        super().__init__("backbone", backbone, batch_normalization, **kwargs)
         if batch_normalization != "moving":
             leave_out_of_xla(self)
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
         self.outputs_shape = (self.ways,)
 
+    @property
+    def network(self) -> keras.Model:
+        return self.backbone
+
     def build(self, input_shape: Any) -> None:
         if self.built:
             return
         support, _, _ = episode_shapes(input_shape, ())
-        features = graphs.output_spec(
-            self.backbone, keras.KerasTensor((None, *support[2:]))
-        )
+        features = self._output_of(support[2:])
         shape = tuple(getattr(features, "shape", ())[1:])
         if not shape or None in shape:
             raise ValueError(
@@ -83,16 +85,27 @@ class MetricLearner(EpisodicLearner):
         """
         raise NotImplementedError
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+    def dense_on_units(self, support: Tensor, membership: Tensor) -> Any:
+        """Returns kernel and bias of a layer that equals `compare` for a support set.
+
+        The layer is dense and takes features of length 1. `None` if there is none.
+        """
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        backbone = keras.saving.serialize_keras_object(self.backbone)
+        return {**super().get_config(), "backbone": backbone, "ways": self.ways}
+
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
         features = at_least_float32(layers[-1].predict(images, verbose=0))
-        learner = self._of_features(features, ways)
-        head = SupportSet(learner, len(features), dtype=features.dtype)
-        head.build(features.shape)
-        head.features.assign(features)
-        head.labels.assign(labels)
-        model = AdaptedModel([*layers, head])
-        return model, learner, ops.convert_to_numpy(features)
+        learner = self._of_features(features, len(head.class_names))
+        support = SupportSet(learner, len(features), dtype=features.dtype)
+        support.build(features.shape)
+        support.features.assign(features)
+        support.labels.assign(labels)
+        model = keras.Sequential([*layers, support, head])
+        return Adaptation(model, learner, ops.convert_to_numpy(features))
 
     def _of_features(self, features: Tensor, ways: int) -> MetricLearner:
         """Returns a learner of the same weights, from features to logits."""
@@ -128,8 +141,25 @@ class SupportSet(keras.layers.Layer):
         inputs = [ops.convert_to_tensor(each)[None] for each in episode]
         return self.learner(inputs, training=False)[0]
 
+    def fold(self) -> keras.layers.Layer:
+        """Returns plain Keras layers that compute the same; or this layer without any."""
+        membership = ops.one_hot(self.labels, self.learner.ways, dtype=self.features.dtype)
+        features = ops.reshape(self.features, (self.examples, -1))
+        found = self.learner.dense_on_units(features[None], membership[None])
+        if found is None:
+            return self
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
+        dense = keras.layers.Dense(self.learner.ways, **options)
+        layers = keras.layers.Flatten(**options), keras.layers.UnitNormalization(**options)
+        folded = keras.Sequential([*layers, dense], name=self.name)
+        folded.build((None, *self.features.shape[1:]))
+        dense.set_weights(found)
+        return folded
+
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, SupportSet)}
+        learner = keras.saving.serialize_keras_object(self.learner)
+        own = {"learner": learner, "examples": self.examples}
+        return {**super().get_config(), **own}
 
     from_config = classmethod(configs.from_arguments)
 
@@ -164,9 +194,11 @@ def outputs_of_sets(
     # Episodes share their kernels, so vectorizing gives one convolution per layer.
     outputs, measured = vectorized_map(one_episode, list(sets))
     if training:
-        sizes = [ops.shape(images)[1] for images in sets]
         count = 1 if policy == "support" else len(sets)
-        move_by_episodes(functional.trainable_norms(), measured[:count], sizes[:count])
+        statistics = [ops.concatenate(each) for each in zip(*measured[:count], strict=True)]
+        sizes = [ops.full(ops.shape(each)[:1], ops.shape(each)[1]) for each in sets]
+        norms = functional.trainable_norms()
+        move_by_episodes(norms, statistics, ops.concatenate(sizes[:count]))
     return outputs
 
 

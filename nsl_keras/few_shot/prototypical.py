@@ -115,6 +115,14 @@ class ProtoNet(MetricLearner):
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
         return self.scaled(self.metric(queries, prototypes))
 
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "metric": keras.saving.serialize_keras_object(self.metric),
+            "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
+        }
+
     def scaled(self, scores: Tensor) -> Tensor:
         """Returns scores divided by the temperature."""
         if not self.learn_temperature:

@@ -61,7 +61,7 @@ def test_probabilities_are_about_as_large_as_the_accuracy(kind, eager):
         model = learner.adapt(support, labels)
         logits = model.predict(queries, verbose=0)
         hits.append(np.mean(logits.argmax(axis=1) == expected))
-        for scale, found in ((1, certainties), (model.temperature, before)):
+        for scale, found in ((1, certainties), (model.layers[-1].temperature, before)):
             probabilities = as_numpy(keras.ops.softmax(scale * logits))
             found.append(probabilities.max(axis=1).mean())
     gap = abs(np.mean(certainties) - np.mean(hits))
@@ -74,8 +74,8 @@ def test_labels_without_a_rule_give_less_certainty_than_the_support_set_alone():
     support = np.random.default_rng(0).normal(size=(15, 8)).astype("float32")
     labels = np.arange(15) % 3
     model = few_shot.NearestCentroid(backbone).adapt(support, labels)
-    seen = model.temperature * model.predict(support, verbose=0)
-    assert model.temperature > 1.2 * fitted_temperature(seen, labels, SEEN)
+    seen = model.layers[-1].temperature * model.predict(support, verbose=0)
+    assert model.layers[-1].temperature > 1.2 * fitted_temperature(seen, labels, SEEN)
 
 
 def test_one_example_per_class():

@@ -184,7 +184,7 @@ def test_adapted_models_are_the_networks_of_an_episode(options, tmp_path):
     again = reloaded(model, tmp_path)
     queries = episodes.query_images[1]
     for each in (model, again):
-        found = model.temperature * each.predict(queries, verbose=0)
+        found = model.layers[-1].temperature * each.predict(queries, verbose=0)
         np.testing.assert_allclose(found, expected, rtol=0, atol=10 * ATOL)
 
 

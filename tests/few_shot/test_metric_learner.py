@@ -243,7 +243,7 @@ def test_subclasses_keep_the_arguments_that_they_pass_on():
     assert (again.temperature, again.ways) == (0.1, data.WAYS)
     (support, labels, queries), _ = data.episodes()
     model = own.adapt(support[0], labels[0])
-    adapted = model.temperature * model.predict(queries[0], verbose=0)
+    adapted = model.layers[-1].temperature * model.predict(queries[0], verbose=0)
     np.testing.assert_allclose(adapted, own((support, labels, queries))[0], rtol=1e-4)
     maml = MAMLWithKeywords(
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), inner_steps=2
@@ -266,7 +266,9 @@ def test_images_without_a_last_axis_of_one():
         found = learner.predict(episode, verbose=0)
         np.testing.assert_allclose(found, learner((support, labels, queries)), rtol=1e-4)
         model = learner.adapt(episode[0][0], labels[0])
-        adapted = model.temperature * model.predict(queries[0, ..., 0], verbose=0)
+        adapted = model.layers[-1].temperature * model.predict(
+            queries[0, ..., 0], verbose=0
+        )
         np.testing.assert_allclose(adapted, found[0], rtol=1e-3, atol=1e-5)
 
 

@@ -62,7 +62,7 @@ def test_a_support_example_without_features_adapts_too():
     labels = np.arange(4) % 2
     expected = learner.predict([each[None] for each in (support, labels, support)], 1, 0)
     model = learner.adapt(support, labels)
-    found = model.temperature * model.predict(support, verbose=0)
+    found = model.layers[-1].temperature * model.predict(support, verbose=0)
     np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
 
 
