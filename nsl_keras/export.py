@@ -121,8 +121,8 @@ def save_model(
     with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):
         # Without a plain equivalent, the model itself is written.
         served = model if isinstance(model, EpisodicLearner) else fold(model)
-    *_, last = None, *getattr(model, "layers", ())
-    names = getattr(last, "class_names", None)
+    layers: list[Any] = [None, *getattr(model, "layers", ())]
+    names = getattr(layers[-1], "class_names", None)
     functions = {**_signatures_of(served, k, names), **further}
 
     def guarded(function: Function) -> Function:

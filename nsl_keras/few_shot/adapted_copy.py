@@ -32,7 +32,10 @@ def copy_with_classifier(
         turn(layer)
     if new_classifier:
         classifier = classifier_of(copy)
-        copy = graphs.replayed(copy, {id(classifier): _new_classifier(classifier, ways)})
+        made = graphs.replayed(copy, {id(classifier): _new_classifier(classifier, ways)})
+        copy = copied(made)  # Each of its layers has one call, at which it can be cut.
+        pairs = paired_variables(made, copy)
+        sources = {id(new): sources[id(v)] for v, new in pairs if id(v) in sources}
     if copy.outputs[0].shape[1:] != (ways,):
         raise ValueError(
             "`model` must have `ways` outputs or, with `new_classifier=True`, end in its "

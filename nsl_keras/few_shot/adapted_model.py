@@ -34,8 +34,10 @@ class Adaptation(NamedTuple):
 
 
 class Adapting:
-    """Gives a learner `adapt`; a subclass writes `network` and `_adapted`."""
+    """Gives a learner `adapt`; a subclass writes `_adapted`."""
 
+    #: The name of the argument and attribute that is the learner's network.
+    wraps = "model"
     ways: Any
     batch_normalization: str
     #: Whether the number of classes is that of a network's outputs.
@@ -46,7 +48,8 @@ class Adapting:
     @property
     def network(self) -> keras.Model:
         """The model that the learner was given."""
-        raise NotImplementedError
+        network: keras.Model = getattr(self, self.wraps)
+        return network
 
     @property
     def effective_batch_normalization(self) -> str | None:

@@ -21,8 +21,7 @@ from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call`, `network` and `_adapted`, and sets `ways` in `build` at the
-    latest.
+    A subclass writes `call` and `_adapted`, and sets `ways` in `build` at the latest.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -31,10 +30,10 @@ class EpisodicLearner(Adapting, CheckedModel):
     outputs_shape: Any = None
 
     def __init__(
-        self, argument: str, network: keras.Model, batch_normalization: str, **kwargs: Any
+        self, network: keras.Model, batch_normalization: str, **kwargs: Any
     ) -> None:
         is_layer = isinstance(network, keras.layers.Layer)
-        validation.require(is_layer, argument, "a Keras model", network)
+        validation.require(is_layer, self.wraps, "a Keras model", network)
         # Not the network's own policy: half precision would round all variables that a
         # learner reads. The network's layers keep theirs.
         kwargs.setdefault("dtype", network.variable_dtype)
@@ -48,16 +47,14 @@ class EpisodicLearner(Adapting, CheckedModel):
         return (batch, queries, *self.outputs_shape)
 
     def get_config(self) -> dict[str, Any]:
-        policy = self.batch_normalization
-        return {**super().get_config(), "batch_normalization": policy}
+        return {
+            **super().get_config(),
+            self.wraps: keras.saving.serialize_keras_object(self.network),
+            "batch_normalization": self.batch_normalization,
+        }
 
     def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        *args: Any,
-        auto_scale_loss: bool = True,
-        **kwargs: Any,
+        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """Configures training, as in Keras; the loss of a classifier must take logits."""
         if self.classifies:
@@ -65,7 +62,8 @@ class EpisodicLearner(Adapting, CheckedModel):
         optimizer = keras.optimizers.get(optimizer)
         half = any(each.compute_dtype == "float16" for each in nesting.sublayers(self))
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if auto_scale_loss and half and optimizer and not scaled:
+        wanted = kwargs.pop("auto_scale_loss", True)
+        if wanted and half and optimizer and not scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         super().compile(optimizer, loss, *args, **kwargs)
 
@@ -146,16 +144,13 @@ class EpisodicLearner(Adapting, CheckedModel):
                 f"Received: y.shape={tuple(y.shape)}"
             )
         if sample_weight is not None:
-            # Keras would broadcast weights of episodes along another axis, and would divide
-            # by their sum. A loss has the shape of the outputs without the last axis.
-            if len(y_pred.shape) == 2 and tuple(np.shape(sample_weight)[1:]) == tuple(
-                y_pred.shape[1:]
-            ):
+            # Keras would broadcast weights of episodes along another axis, and divide by
+            # too small a sum: a loss has all axes of the outputs but the last.
+            if len(y_pred.shape) == len(np.shape(sample_weight)) == 2:
                 y, y_pred = y[..., None], y_pred[..., None]
             shape = ops.shape(y_pred)[:-1]
-            ones = (1,) * (len(shape) - 2)
-            by_query = (shape[0], -1, *ones) if len(shape) > 1 else shape
-            sample_weight = ops.reshape(sample_weight, by_query)
+            aligned = (shape[0], -1, *[1] * len(shape))[: len(shape)]
+            sample_weight = ops.reshape(sample_weight, aligned)
             sample_weight = ops.broadcast_to(sample_weight, shape)
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 

@@ -131,10 +131,6 @@ class Finetuner(Adapting):
         # Not by XLA, whose convolutions take many times as long on CPUs.
         self._compiled = compiled(self._scores, jit_compile=False)
 
-    @property
-    def network(self) -> keras.Model:
-        return self.model
-
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])
         episode_shapes(shapes_of((support, labels, queries)), ())

@@ -129,7 +129,7 @@ class MAML(EpisodicLearner):
         inner_loss: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__("model", model, batch_normalization, **kwargs)
+        super().__init__(model, batch_normalization, **kwargs)
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         form = validation.one_of(learning_rate_form, _FORMS, "learning_rate_form")
         self.learning_rate_form = form
@@ -152,10 +152,6 @@ class MAML(EpisodicLearner):
             require_linear(model, "model")
         inner = select_variables(model, inner_variables)
         self.functional = FunctionalModel(model, inner, batch_normalization)
-
-    @property
-    def network(self) -> keras.Model:
-        return self.model
 
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
@@ -229,7 +225,6 @@ class MAML(EpisodicLearner):
         places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
         return {
             **super().get_config(),
-            "model": keras.saving.serialize_keras_object(self.model),
             "inner_variables": places,
             "inner_steps": self.inner_steps,
             "inner_learning_rate": self.inner_learning_rate,

@@ -28,6 +28,7 @@ class MetricLearner(EpisodicLearner):
     A subclass defines `compare`, and `build_for` if it has weights of its own.
     """
 
+    wraps = "backbone"
     ways_are_fixed = False
 
     def __init__(
@@ -37,16 +38,12 @@ class MetricLearner(EpisodicLearner):
         batch_normalization: str = "moving",
         **kwargs: Any,
     ) -> None:
-        super().__init__("backbone", backbone, batch_normalization, **kwargs)
+        super().__init__(backbone, batch_normalization, **kwargs)
         if batch_normalization != "moving":
             leave_out_of_xla(self)
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
         self.outputs_shape = (self.ways,)
-
-    @property
-    def network(self) -> keras.Model:
-        return self.backbone
 
     def build(self, input_shape: Any) -> None:
         if self.built:
@@ -93,8 +90,7 @@ class MetricLearner(EpisodicLearner):
         return None
 
     def get_config(self) -> dict[str, Any]:
-        backbone = keras.saving.serialize_keras_object(self.backbone)
-        return {**super().get_config(), "backbone": backbone, "ways": self.ways}
+        return {**super().get_config(), "ways": self.ways}
 
     def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
@@ -183,7 +179,8 @@ def outputs_of_sets(
     functional = FunctionalModel(model, (), policy)
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-        outputs, measured = [], []
+        outputs: list[Tensor] = []
+        measured: list[list[Tensor]] = []
         for images in sets:
             given = measured[0] if measured and policy == "support" else None
             found, statistics = functional.outputs([], images, given)

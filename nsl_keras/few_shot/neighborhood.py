@@ -143,19 +143,18 @@ class NeighborhoodLearner(MetricLearner):
         support = ops.convert_to_numpy(features)
         validation.finite(support, "features")
         membership = np.eye(ways, dtype=support.dtype)[labels]
-        options = {"dtype": self.dtype_policy}
-        dictionary = NeighborDictionary(
-            len(support),
-            metric=self.metric,
-            temperature=self.temperature,
-            fixed_values=membership,
-            dropout=0.0,
-            **options,
-        )
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
         model = AdaptedNeighborhoods(
             backbone,
             CosineDense(ways, **options),
-            dictionary,
+            NeighborDictionary(
+                len(support),
+                metric=self.metric,
+                temperature=self.temperature,
+                fixed_values=membership,
+                dropout=0.0,
+                **options,
+            ),
             head,
             inner_steps=self.inner_steps,
             inner_learning_rate=self.inner_learning_rate,

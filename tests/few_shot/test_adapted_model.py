@@ -6,7 +6,7 @@ import pytest
 from few_shot_episodes import convolutional, episodes
 from helpers import Batches, Subclassed
 
-from nsl_keras import few_shot
+from nsl_keras import convert, export, few_shot, nesting
 
 (SUPPORT,), (LABELS,), _ = episodes(1, shape=(6, 6, 1))[0]
 NAMES = ("lynx", "elk", "owl")
@@ -82,6 +82,14 @@ def test_neighbors_of_an_adapted_model_are_support_images():
         (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"the labels \['lynx'\]"),
         ("photos", None, None, "image_dataset_from_directory"),
         ([SUPPORT[0], SUPPORT[1][:2]], [0, 1], None, "examples of one shape"),
+        (SUPPORT[:0], LABELS[:0], None, "`x` must be one example or more"),
+        ([], [], None, "examples of one shape"),
+        (
+            [f"{name}.jpg" for name in LABELS],
+            LABELS,
+            None,
+            "as the network takes them.*fro",
+        ),
         (iter(zip(SUPPORT, LABELS, strict=True)), None, None, "without a batch axis"),
         (SUPPORT * np.nan, LABELS, None, "`x` must be finite"),
     ],
@@ -120,3 +128,88 @@ def test_an_adapted_model_with_lora_is_the_learner():
     expected = maml.predict((SUPPORT[None], LABELS[None], SUPPORT[None]), verbose=0)[0]
     found = logits_of(maml.adapt(SUPPORT, LABELS), SUPPORT)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def dense():
+    layers = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    return keras.Sequential(layers)
+
+
+#: Makers of learners, and whether `fold` makes plain Keras of what they adapt.
+FOLDED = {
+    "cosine": (lambda: learner(), True),
+    "euclidean": (lambda: learner(metric="euclidean"), True),
+    "not normalized": (lambda: learner(metric="euclidean", normalize=False), False),
+    "proto": (lambda: learner(few_shot.ProtoNet, batch_normalization="support"), False),
+    "finetuner": (lambda: few_shot.Finetuner(dense(), 3, steps=2), True),
+    "maml": (lambda: few_shot.MAML(dense(), inner_steps=2), True),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_models(name):
+    make, is_plain = FOLDED[name]
+    model = make().adapt(SUPPORT, LABELS, NAMES)
+    folded = convert.fold(model)
+    expected = model.predict(SUPPORT, verbose=0)
+    np.testing.assert_allclose(folded.predict(SUPPORT, verbose=0), expected, atol=1e-4)
+    heads = type(folded.layers[1]), type(folded.layers[-1])
+    assert type(folded) is keras.Sequential and heads[1] is keras.layers.Rescaling
+    ours = [each for each in nesting.sublayers(folded) if "nsl" in type(each).__module__]
+    assert is_plain == (not ours)
+
+
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
+def test_conversions_keep_names_and_temperature(kind):
+    model = learner(kind).adapt(SUPPORT, LABELS, NAMES)
+    expected = model.predict(SUPPORT, verbose=0)
+    for converted in (
+        convert.convert_batch_norms(model),
+        convert.add_similarity(model),
+        *([convert.fold(model)] if kind is few_shot.NeighborhoodLearner else []),
+    ):
+        assert type(converted) is type(model)
+        found = converted.predict(SUPPORT, verbose=0)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        head, other = model.layers[-1], converted.layers[-1]
+        assert other.class_names == head.class_names == NAMES
+        assert other.temperature == head.temperature != 1
+
+
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
+def test_another_temperature(kind):
+    """After a model has predicted, and more than once."""
+    model = learner(kind).adapt(SUPPORT, LABELS)
+    logits = logits_of(model, SUPPORT)
+    for temperature in (2.0, 0.5):
+        model.layers[-1].calibrate(temperature)
+        found = temperature * model.predict(SUPPORT, verbose=0)
+        np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-5)
+        if kind is few_shot.NeighborhoodLearner:
+            found = temperature * model.neighbors(SUPPORT, k=1).after
+            np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="`temperature` must be"):
+        model.layers[-1].calibrate(0)
+
+
+def test_variables_that_change_after_construction():
+    for change in (lambda last: last.enable_lora(1), lambda last: last.quantize("int8")):
+        for make in (lambda net: few_shot.Finetuner(net, 3, steps=1), few_shot.MAML):
+            network = dense()
+            made = make(network)
+            change(network.layers[-1])
+            with pytest.raises(ValueError, match=r"`model` must keep its var.*dense\w*/"):
+                made.adapt(SUPPORT, LABELS)
+
+
+def test_what_is_no_learner_and_no_model(tmp_path):
+    for make, name in ((learner_of_name, "backbone"), (few_shot.MAML, "model")):
+        with pytest.raises(ValueError, match=f"`{name}` must be a Keras model"):
+            make("MobileNet")
+    finetuner = few_shot.Finetuner(dense(), 3)
+    with pytest.raises(ValueError, match="pass what its `adapt` returns"):
+        export.save_model(finetuner, tmp_path / "1")
+
+
+def learner_of_name(name):
+    return few_shot.NearestCentroid(name)

@@ -203,6 +203,32 @@ def test_backbones_it_cannot_take():
         proto().compile("adam", "sparse_categorical_crossentropy")
 
 
+@pytest.mark.parametrize("structure", [lambda x: {"logits": x}, lambda x: [x]])
+def test_one_output_in_a_dict_or_list(structure):
+    """It is refused by name; a finetuner takes it, because it makes a new classifier."""
+    inputs, _ = data.episodes()
+    image = keras.Input((data.SIZE,))
+    model = keras.Model(image, structure(keras.layers.Dense(data.WAYS)(image)))
+    for make in (few_shot.ProtoNet, few_shot.MAML):
+        with pytest.raises(ValueError, match=r"must (have one output|return logits).*Rec"):
+            make(model)(inputs)
+    assert few_shot.Finetuner(model, data.WAYS, steps=1)(inputs).shape == (2, 4, 3)
+
+
+def test_a_loss_of_a_subclass_without_training():
+    class Own(few_shot.ProtoNet):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return 2 * super().compute_loss(x, y, y_pred, sample_weight)
+
+    inputs, labels = data.episodes()
+    losses = []
+    for kind in (few_shot.ProtoNet, Own):
+        model = kind(data.identity(), data.WAYS, learn_temperature=True)
+        model.compile("sgd", LOSS, run_eagerly=True)
+        losses.append(model.fit(inputs, labels, verbose=0).history["loss"][0])
+    np.testing.assert_allclose(losses[1], 2 * losses[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("learner", "options", "message"),
     [
