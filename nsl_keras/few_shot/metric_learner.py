@@ -129,8 +129,9 @@ class SupportSet(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         shape = (self.examples, *input_shape[1:])
         self.learner._build_for(shape[1:])
-        self.features = self.add_weight(shape=shape, trainable=False, autocast=False)
-        self.labels = self.add_weight(shape=shape[:1], dtype="int32", trainable=False)
+        options: dict[str, Any] = {"trainable": False, "autocast": False}
+        self.features = self.add_weight(shape, name="features", **options)
+        self.labels = self.add_weight(shape[:1], name="labels", dtype="int32", **options)
 
     def call(self, inputs: Tensor) -> Tensor:
         episode = self.features, self.labels, inputs
