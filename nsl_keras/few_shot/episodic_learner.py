@@ -119,14 +119,22 @@ class EpisodicLearner(Adapting, CheckedModel):
             with variable_scope(self):
                 self.build((images, labels, images))
 
-    def _output_of(self, shape: tuple[int | None, ...]) -> Any:
+    def _output_of(self, shape: tuple[int | None, ...]) -> keras.KerasTensor:
         """Returns the network's symbolic output for a batch of examples of a shape."""
-        if graphs.is_graph(self.network):
-            _, outputs = graphs.symbols_of(self.network)
-            if not isinstance(outputs, keras.KerasTensor):
-                return outputs  # In a list or dict.
-        images = keras.KerasTensor((None, *shape), keras.config.floatx())
-        return graphs.output_spec(self.network, images)
+        network, images = self.network, (None, *shape)
+        found = graphs.output_spec(
+            network, keras.KerasTensor(images, keras.config.floatx())
+        )
+        if graphs.is_graph(network) and not isinstance(
+            graphs.symbols_of(network)[1], keras.KerasTensor
+        ):
+            found = graphs.symbols_of(network)[1]  # In a list or dict.
+        if not isinstance(found, keras.KerasTensor) or None in found.shape[1:]:
+            raise ValueError(
+                f"`{self.wraps}` must have one output, of shape (batch, ...) with known "
+                f"sizes. Received: outputs {found!r} for inputs of shape {images}"
+            )
+        return found
 
     def compute_loss(
         self,

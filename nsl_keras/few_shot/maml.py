@@ -158,11 +158,10 @@ class MAML(EpisodicLearner):
             return
         support, _, _ = episode_shapes(input_shape, () if self.classifies else None)
         found = self._output_of(support[2:])
-        shape: tuple[Any, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
-        if None in shape or (self.classifies and (len(shape) != 1 or shape[0] < 2)):
+        shape = tuple(found.shape[1:])
+        if self.classifies and (len(shape) != 1 or shape[0] < 2):
             raise ValueError(
-                "`model` must return logits of shape (batch, ways) for two or more ways, "
-                "or, with an `inner_loss`, one output of known sizes. "
+                "`model` must return logits of shape (batch, ways) for two or more ways. "
                 f"Received: model {self.model.name!r} with outputs {found!r}"
             )
         if self.classifies:

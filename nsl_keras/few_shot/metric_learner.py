@@ -50,13 +50,7 @@ class MetricLearner(EpisodicLearner):
             return
         support, _, _ = episode_shapes(input_shape, ())
         features = self._output_of(support[2:])
-        shape = tuple(getattr(features, "shape", ())[1:])
-        if not shape or None in shape:
-            raise ValueError(
-                "`backbone` must have one output, of shape (batch, ...) with known sizes. "
-                f"Received: outputs {features!r} for examples of shape {support[2:]}"
-            )
-        self.build_for(shape)
+        self.build_for(tuple(features.shape[1:]))
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         """Creates what `compare` needs for features of a shape, without the batch axis."""

@@ -90,7 +90,8 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
 
 def _is_replaced(layer: keras.layers.Layer) -> bool:
     """Whether other layers take the place of a layer, which its `fold` returns."""
-    return "fold" in vars(type(layer)) and not isinstance(layer, Foldable)
+    folds = "fold" in vars(type(layer)) and not isinstance(layer, Foldable)
+    return folds and _is_ours(layer)
 
 
 def _is_ours(layer: keras.layers.Layer) -> bool:
