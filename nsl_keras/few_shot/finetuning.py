@@ -72,7 +72,8 @@ class Finetuner(Adapting):
 
     Raises:
         ValueError: For arguments outside these ranges, a last layer that cannot be copied,
-            and data that are not episodes of these ways with finite images.
+            data that are not episodes of these ways with finite images, and a model that
+            has other variables than at construction (by quantization or LoRA).
 
     Example:
 

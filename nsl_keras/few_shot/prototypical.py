@@ -45,8 +45,8 @@ class ProtoNet(MetricLearner):
             `"transductive"` normalizes support set and queries separately by their own
             statistics, so that an answer depends on the other queries. `"support"` and
             `"transductive"` switch off dropout and added losses, and need this package's
-            batch norms (`convert.convert_batch_norms`); frozen batch norms always use their
-            moving statistics.
+            batch norms (`convert.convert_batch_norms`), each called once; frozen batch
+            norms always use their moving statistics.
         **kwargs: `name`, `trainable` of `keras.Model`.
 
     Call arguments:
