@@ -35,11 +35,16 @@ class ClassLogits(keras.layers.Layer):
 
     Example:
 
+    >>> import keras
     >>> from nsl_keras import few_shot
     >>> layer = few_shot.ClassLogits(["elk", "owl"])
     >>> layer.calibrate(2.0)
-    >>> layer([[4.0, 2.0]]).numpy().tolist(), layer.class_names
+    >>> keras.ops.convert_to_numpy(layer([[4.0, 2.0]])).tolist(), layer.class_names
     ([[2.0, 1.0]], ('elk', 'owl'))
+
+    Reference:
+        On Calibration of Modern Neural Networks (Guo et al., ICML 2017), Section 4.2,
+        "Temperature scaling".
     """
 
     def __init__(
