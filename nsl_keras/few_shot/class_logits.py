@@ -39,7 +39,8 @@ class ClassLogits(keras.layers.Layer):
     >>> from nsl_keras import few_shot
     >>> layer = few_shot.ClassLogits(["elk", "owl"])
     >>> layer.calibrate(2.0)
-    >>> keras.ops.convert_to_numpy(layer([[4.0, 2.0]])).tolist(), layer.class_names
+    >>> logits = layer(keras.ops.convert_to_tensor([[4.0, 2.0]]))
+    >>> keras.ops.convert_to_numpy(logits).tolist(), layer.class_names
     ([[2.0, 1.0]], ('elk', 'owl'))
 
     Reference:
