@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from nsl_keras import configs, graphs, nesting
 from nsl_keras.copying import copied, paired_variables
@@ -103,7 +104,9 @@ def adapted_copy(
         new |= zip(map(id, statistics), found, strict=True)
     copy = copied(model)
     for variable, own in paired_variables(model, copy):
-        own.assign(new[id(variable)])  # All of them: Keras's file merges LoRA's kernels.
+        # All of them, because Keras's file merges LoRA's kernels. By NumPy: on JAX, a model
+        # that predicts may delete arrays that it shares.
+        own.assign(ops.convert_to_numpy(new[id(variable)]))
     shape, dtype = tuple(examples.shape[1:]), None
     if graphs.is_graph(model):
         given = model.inputs[0]

@@ -165,7 +165,8 @@ class NeighborhoodLearner(MetricLearner):
         model.dictionary.keys.assign(features)
         units = features * inverse_norm(features)
         prototypes = class_means(units[None], membership[None])[0]
-        model.head.set_weights([ops.transpose(prototypes), self.learned_scale])
+        start = ops.transpose(prototypes), self.learned_scale
+        model.head.set_weights([*map(ops.convert_to_numpy, start)])
         model.neighborhood.rate.set_weights(self.rate.get_weights())
         return Adaptation(model, learner, support)
 
