@@ -44,7 +44,7 @@ def save_model(
     | `features` | the features, of shape `(batch, features)` |
     | `neighbors` | `entries`, `classes`, `weights`, `values`, `before` and `after` |
 
-    `classify` needs TensorFlow and a model of logits with `class_names`, which `adapt`
+    `classify` needs TensorFlow and a model that ends in `few_shot.ClassLogits`, as `adapt`
     returns. Only a `MetaNeighborhoodModel` gets the last three signatures. `entries` are
     the indices of the `k` dictionary entries with the largest attention, and `classes` (of
     classifiers) are the entries' classes, both of shape `(batch, k)`.
@@ -114,14 +114,18 @@ def save_model(
             "`filepath` must not exist yet: nothing is overwritten. "
             f"Received: filepath={str(filepath)!r}"
         )
+    demand = "a Keras model; of a `few_shot.Finetuner`, pass what its `adapt` returns"
+    validation.require(isinstance(model, keras.layers.Layer), "model", demand, model)
     validation.built(model, "export.save_model")
     is_function = preprocessing is None or callable(preprocessing)
     validation.require(is_function, "preprocessing", "a function of inputs", preprocessing)
     inputs = _inputs_of(model, preprocessing, examples)
     served, further = model, dict(signatures or {})
     with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):
-        served = fold(model)  # Without a plain equivalent, the model itself is written.
-    names = getattr(model, "class_names", None)
+        # Without a plain equivalent, the model itself is written.
+        served = model if isinstance(model, EpisodicLearner) else fold(model)
+    layers: list[Any] = [None, *getattr(model, "layers", ())]
+    names = getattr(layers[-1], "class_names", None)
     functions = {**_signatures_of(served, k, names), **further}
 
     def guarded(function: Function) -> Function:

@@ -265,12 +265,12 @@ def check_adapt(case, folder):
     model = learner.adapt(support, labels, names)
     randomize(learner.weights)  # The adapted model has weights of its own.
     again = reloaded(model, folder)
-    assert model.class_names == again.class_names == names
-    assert model.temperature == again.temperature != 1
+    assert model.layers[-1].class_names == again.layers[-1].class_names == names
+    assert model.layers[-1].temperature == again.layers[-1].temperature != 1
     for logits in (model.predict(images, verbose=0), model(images), again(images)):
-        found = model.temperature * as_numpy(logits)
+        found = model.layers[-1].temperature * as_numpy(logits)
         np.testing.assert_allclose(found, expected, atol=1e-4)
-    found = model.temperature * as_numpy(again(images[:1]))
+    found = model.layers[-1].temperature * as_numpy(again(images[:1]))
     np.testing.assert_allclose(found, expected[:1], atol=1e-4)
 
 
@@ -289,7 +289,9 @@ def check_adapted_export(case, folder):
     loaded = tf.saved_model.load(str(folder / "1"))
     if IS_TENSORFLOW:
         named = loaded.signatures["classify"](inputs=tf.constant(images))
-        wanted = [model.class_names[each].encode() for each in expected.argmax(axis=1)]
+        wanted = [
+            model.layers[-1].class_names[each].encode() for each in expected.argmax(axis=1)
+        ]
         assert named["class"].numpy().tolist() == wanted
         np.testing.assert_allclose(named["probabilities"], tf.nn.softmax(expected), 1e-4)
     runs = [lambda batch: loaded.serve(tf.constant(batch)).numpy()]

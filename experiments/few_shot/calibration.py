@@ -101,7 +101,7 @@ def measured(make: Callable[[], Any], sampler: Any, draws: int) -> dict[str, flo
         support, given, queries, wanted = (each[0] for each in episode)
         model = make().adapt(support, given)
         logits.append(model.predict(queries, verbose=0))
-        temperatures.append(np.full((len(wanted), 1), model.temperature))
+        temperatures.append(np.full((len(wanted), 1), model.layers[-1].temperature))
         labels.append(wanted)
     calibrated, labels = np.concatenate(logits), np.concatenate(labels)
     plain = calibrated * np.concatenate(temperatures)

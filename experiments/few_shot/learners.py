@@ -130,6 +130,10 @@ class RelationNet(MetricLearner):
         shape = (*ops.shape(queries)[:2], self.ways)
         return ops.cast(ops.reshape(found, shape), "float32")
 
+    def get_config(self) -> dict[str, Any]:
+        relation = keras.saving.serialize_keras_object(self.relation)
+        return {**super().get_config(), "relation": relation}
+
     def _pairs(self, sums: Any, maps: Any) -> Any:
         """Each map joined to each class, of shape `(batch, maps * ways, ...)`."""
         batch, count = ops.shape(maps)[:2]

@@ -111,5 +111,5 @@ def test_whole_batches_are_finetuning(variables):
     np.testing.assert_allclose(finetuner(make_episodes()), expected, rtol=0, atol=1e-6)
     support, labels, queries, _ = (each[0] for each in make_episodes())
     adapted = finetuner.adapt(support, labels)
-    found = adapted.temperature * adapted.predict(queries, verbose=0)
+    found = adapted.layers[-1].temperature * adapted.predict(queries, verbose=0)
     np.testing.assert_allclose(found, expected[0], rtol=0, atol=1e-5)

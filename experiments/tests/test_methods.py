@@ -360,7 +360,9 @@ def test_meta_learned_similarities_end_in_steps_of_the_classifier():
     adapted = nsl_keras.few_shot.MAML(network, **options).adapt(x, y).layers[0]
     options["inner_steps"] = 20
     expected = nsl_keras.few_shot.MAML(adapted, "classifier", **options).adapt(x, y)
-    found, expected = (each.temperature * each.predict(x) for each in (found, expected))
+    found, expected = (
+        each.layers[-1].temperature * each.predict(x) for each in (found, expected)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 

@@ -5,6 +5,7 @@ pretrained network; `ProtoNet`, `NeighborhoodLearner` and `MAML` train on episod
 `evaluate` and `compare` return accuracies with their intervals.
 """
 
+from nsl_keras.few_shot.class_logits import ClassLogits
 from nsl_keras.few_shot.classes import select_classes, split_classes
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodes import Episode, EpisodeSampler
@@ -18,6 +19,7 @@ from nsl_keras.few_shot.second_order import check_second_order
 
 __all__ = [
     "MAML",
+    "ClassLogits",
     "DampenedMomentum",
     "Difference",
     "Episode",

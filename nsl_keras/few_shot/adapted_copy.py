@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from nsl_keras import configs, graphs, nesting
 from nsl_keras.copying import copied, paired_variables
-from nsl_keras.few_shot.functional import FunctionalModel, classifier_of, effective_policy
+from nsl_keras.few_shot.functional import (
+    FunctionalModel,
+    classifier_of,
+    effective_policy,
+    statistics_of,
+)
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.training.normalization import turn
 
@@ -27,7 +33,10 @@ def copy_with_classifier(
         turn(layer)
     if new_classifier:
         classifier = classifier_of(copy)
-        copy = graphs.replayed(copy, {id(classifier): _new_classifier(classifier, ways)})
+        made = graphs.replayed(copy, {id(classifier): _new_classifier(classifier, ways)})
+        copy = copied(made)  # Each of its layers has one call, at which it can be cut.
+        pairs = paired_variables(made, copy)
+        sources = {id(new): sources[id(v)] for v, new in pairs if id(v) in sources}
     if copy.outputs[0].shape[1:] != (ways,):
         raise ValueError(
             "`model` must have `ways` outputs or, with `new_classifier=True`, end in its "
@@ -87,21 +96,17 @@ def adapted_copy(
     Batch norms of the copy normalize by the `policy`, `"support"` (the examples) or
     `"moving"`. `values` are new values of variables, by the variables' ids.
     """
+    new = {id(each): each for each in model.variables} | (values or {})
+    if effective_policy(model, policy) == "support":
+        functional = FunctionalModel(model, model.variables, policy)
+        _, found = functional.outputs([*new.values()], examples)
+        statistics = statistics_of(functional.trainable_norms())
+        new |= zip(map(id, statistics), found, strict=True)
     copy = copied(model)
-    for variable, new in paired_variables(model, copy):
-        if values and id(variable) in values:
-            new.assign(values[id(variable)])
-    if effective_policy(copy, policy) == "support":
-        _, found = FunctionalModel(copy, (), policy).outputs([], examples)
-        if len(set(map(id, found.layers))) < len(found.layers):
-            raise ValueError(
-                '`batch_normalization` must be "moving" for `adapt` if layers share a '
-                f'batch norm. Received: batch_normalization="support", model {model.name!r}'
-            )
-        statistics = iter(found.values)
-        for layer in found.layers:
-            layer.moving_mean.assign(next(statistics))
-            layer.moving_variance.assign(next(statistics))
+    for variable, own in paired_variables(model, copy):
+        # All of them, because Keras's file merges LoRA's kernels. By NumPy: on JAX, a model
+        # that predicts may delete arrays that it shares.
+        own.assign(ops.convert_to_numpy(new[id(variable)]))
     shape, dtype = tuple(examples.shape[1:]), None
     if graphs.is_graph(model):
         given = model.inputs[0]

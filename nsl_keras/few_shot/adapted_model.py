@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -12,80 +12,44 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
+from nsl_keras.few_shot.class_logits import ClassLogits
 from nsl_keras.few_shot.classes import as_classes
 from nsl_keras.few_shot.functional import effective_policy
-from nsl_keras.neighborhoods.head import Neighbors
-from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training.data import gather, with_text
 
 
-class AdaptedClassifier(keras.Model):
-    """A model that keeps the names of its classes, and its temperature, in its config."""
+class Adaptation(NamedTuple):
+    """What a learner made of a support set.
 
-    class_names: tuple[str, ...] | None = None
-    temperature: float = 1.0
+    Attributes:
+        model: A model from single examples to logits, which ends in a `ClassLogits`; or to
+            the outputs of a regression.
+        learner: A learner of episodes with the same logits.
+        examples: The support set, as this learner takes it.
+    """
 
-    def calibrate(self, temperature: float) -> None:
-        """Divides the logits by a temperature from now on."""
-        self.temperature = temperature
-
-    def get_config(self) -> dict[str, Any]:
-        names = self.class_names and [*self.class_names]
-        own = {"class_names": names, "temperature": self.temperature}
-        return {**super().get_config(), **own}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = dict(config)
-        names, temperature = config.pop("class_names"), config.pop("temperature")
-        model = super().from_config(config, custom_objects)
-        model.class_names, model.temperature = names and tuple(names), temperature
-        return model
-
-
-@keras.saving.register_keras_serializable("nsl_keras")
-class AdaptedModel(AdaptedClassifier, keras.Sequential):
-    """A network, and a head made from a support set."""
-
-    def calibrate(self, temperature: float) -> None:
-        super().calibrate(temperature)
-        dtype = self.outputs[0].dtype
-        self.add(keras.layers.Rescaling(1 / temperature, dtype=dtype, name="calibration"))
-
-
-@keras.saving.register_keras_serializable("nsl_keras")
-class AdaptedNeighborhoods(AdaptedClassifier, MetaNeighborhoodModel):
-    """Meta-Neighborhoods whose dictionary is a support set."""
-
-    def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
-        return super().call(inputs, training=training, adapt=adapt) / self.temperature
-
-    def neighbors_of_batch(
-        self, inputs: Any, k: int, by: str = "attention", effects: bool = False
-    ) -> Neighbors:
-        found = super().neighbors_of_batch(inputs, k, by, effects)
-        changes = found.output_changes
-        return found._replace(
-            output_changes=None if changes is None else changes / self.temperature,
-            before=found.before / self.temperature,
-            after=found.after / self.temperature,
-        )
-
-    def _without_adaptation(self) -> keras.Model:
-        plain = super()._without_adaptation()
-        outputs = plain.outputs[0] / self.temperature
-        return keras.Model(plain.input, outputs, name=plain.name)
+    model: keras.Model
+    learner: Any
+    examples: np.ndarray
 
 
 class Adapting:
     """Gives a learner `adapt`; a subclass writes `_adapted`."""
 
+    #: The name of the argument and attribute that is the learner's network.
+    wraps = "model"
     ways: Any
     batch_normalization: str
     #: Whether the number of classes is that of a network's outputs.
     ways_are_fixed = True
     #: Whether labels are classes, and not the targets of a regression.
     classifies = True
+
+    @property
+    def network(self) -> keras.Model:
+        """The model that the learner was given."""
+        network: keras.Model = getattr(self, self.wraps)
+        return network
 
     @property
     def effective_batch_normalization(self) -> str | None:
@@ -101,13 +65,14 @@ class Adapting:
         """Returns a Keras model that classifies single examples into new classes.
 
         Its outputs are the learner's logits for queries, with `x` as the support set,
-        divided by a `temperature`: their softmax gives calibrated probabilities. The
+        divided by a temperature: their softmax gives calibrated probabilities. Its last
+        layer is a `ClassLogits`, with the attributes `class_names` and `temperature`. The
         temperature is fitted to examples of `x` that the learner classifies from the rest:
         one example per class is held out at a time, or a fifth of them if there are more
         than five. If every class has a single example, the temperature is fitted to the
         support set itself, with a target of 0.92. A `MAML` with an `inner_loss` returns the
         adapted network. The model shares no weights with the learner. Import nsl_keras
-        before you load its `.keras` file.
+        before you load its `.keras` file, or fold it (`convert.fold`).
 
         Args:
             x: Array or list of the support examples; or a data set of batches `(examples,
@@ -119,9 +84,9 @@ class Adapting:
                 themselves, in ascending order.
 
         Returns:
-            A built model, not compiled, with the attributes `class_names` and
-            `temperature`. A `NeighborhoodLearner` returns a `MetaNeighborhoodModel`, whose
-            `neighbors` are support examples.
+            A built model, not compiled: a `keras.Sequential` or, from a
+            `NeighborhoodLearner`, a `MetaNeighborhoodModel`, whose `neighbors` are support
+            examples.
 
         Raises:
             ValueError: For bad examples, labels or names; if the network fixes the number
@@ -136,72 +101,76 @@ class Adapting:
         >>> learner = nsl_keras.few_shot.NearestCentroid(backbone)
         >>> images = np.random.default_rng(0).normal(size=(6, 8, 8, 1))
         >>> model = learner.adapt(images, ["fox", "owl", "owl", "fox", "elk", "elk"])
-        >>> model.predict(images, verbose=0).argmax(axis=1).tolist(), model.class_names
-        ([1, 2, 2, 1, 0, 0], ('elk', 'fox', 'owl'))
+        >>> model.predict(images, verbose=0).argmax(axis=1).tolist()
+        [1, 2, 2, 1, 0, 0]
+        >>> model.layers[-1].class_names
+        ('elk', 'fox', 'owl')
         """
+        files = (
+            "examples as the network takes them. To read images from files, pass "
+            "`keras.utils.image_dataset_from_directory(folder, image_size=...)`"
+        )
+        validation.require(not isinstance(x, (str, os.PathLike)), "x", files, x)
         if class_names is None:
             class_names = getattr(x, "class_names", None)
-        if isinstance(x, (str, os.PathLike)):
-            raise ValueError(
-                "`x` must hold examples. To read images from a folder, pass "
-                "`keras.utils.image_dataset_from_directory(folder, image_size=...)`. "
-                f"Received: x={x!r}"
-            )
         if isinstance(x, (list, tuple)):
             shapes = {np.shape(each) for each in x}
-            if len(shapes) != 1:
-                raise ValueError(
-                    f"`x` must hold examples of one shape. Received: shapes {shapes}"
-                )
+            validation.require(len(shapes) == 1, "x", "examples of one shape", shapes)
             x = np.stack(x)
         examples, labels = gather(x, y)
         demand = "given, unless `x` is a data set that yields labels"
         validation.require(labels is not None, "y", demand, labels)
+        validation.require(len(examples), "x", "one example or more", examples)
         validation.finite(examples, "x")
-        examples = with_text(examples)
-        names = ways = None
+        is_text = np.asarray(examples).dtype.kind in "OSU"
+        inputs = getattr(self.network, "inputs", None)
+        takes_text = not inputs or inputs[0].dtype == "string"
+        validation.require(takes_text or not is_text, "x", files, x)
+        head = None
         if self.classifies:
             labels, names = _numbered(labels, class_names, len(examples))
-            ways = len(names)
-        self._build_for(examples.shape[1:], np.shape(labels)[1:])
+            head = ClassLogits(names)
+        self._build_for(examples.shape[1:], labels.shape[1:])
         policy = self.effective_batch_normalization
         demand = (
             '"support" or "moving" for `adapt`, whose model takes single examples and '
             "knows no statistics of other queries"
         )
         validation.require(policy != "transductive", "batch_normalization", demand, policy)
-        if self.ways_are_fixed and ways != self.ways:
+        if head and self.ways_are_fixed and len(names) != self.ways:
             raise ValueError(
                 f"`y` must have {self.ways} classes, the `ways` of the learner. "
-                f"Received: {ways} classes"
+                f"Received: {len(names)} classes"
             )
-        model, learner, support = self._adapted(examples, labels, ways)
-        model.class_names = names
-        if self.classifies:
-            model.calibrate(_temperature(learner, support, labels))
-        model(examples[:1])  # Keras exports no model to ONNX that was never called.
-        return model
+        examples = with_text(examples)
+        adaptation = self._adapted(examples, labels, head)
+        if head:
+            head.calibrate(_temperature(adaptation, labels))
+        adaptation.model(examples[:1])  # Or Keras exports no model to ONNX.
+        return adaptation.model
 
     def _build_for(
         self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
     ) -> None:
         """Builds the learner for examples and labels of these shapes."""
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
-        """Returns a model for a support set, a learner, and examples for the learner.
+    def _adapted(
+        self, images: Any, labels: np.ndarray, head: ClassLogits | None
+    ) -> Adaptation:
+        """Returns what the learner makes of a support set; `head` ends the model.
 
-        The learner of episodes gives the same logits as the model. The examples are those
-        of the support set as this learner takes them. `ways` is `None` for targets.
+        Without a head, the labels are the targets of a regression.
         """
         raise NotImplementedError
 
 
-def _temperature(learner: Any, examples: np.ndarray, labels: np.ndarray) -> float:
+def _temperature(adaptation: Adaptation, labels: np.ndarray) -> float:
     """Returns the temperature of a learner's logits, from a support set alone."""
+    _, learner, examples = adaptation
 
     def scores(support: Any, queries: Any) -> np.ndarray:
         sets = examples[support], labels[support], examples[queries]
-        logits = learner(tuple(each[None] for each in sets))
+        logits = learner(tuple(with_text(each[None]) for each in sets))
         return ops.convert_to_numpy(logits)[0]
 
     parts = held_out_parts(labels)
@@ -231,13 +200,10 @@ def _numbered(
                 f"Received: the labels {unknown}, and class_names={class_names!r}"
             )
         numbers = np.array([known.index(label) for label in given.tolist()])
+    validation.require(len(names) > 1, "y", "labels of two or more classes", names)
     missing = [name for number, name in enumerate(names) if number not in numbers]
     if missing:
         raise ValueError(
             f"`y` must hold an example of each class. Received: no example of {missing}"
-        )
-    if len(names) < 2:
-        raise ValueError(
-            f"`y` must hold two or more classes. Received: the class {names[0]!r} alone"
         )
     return numbers.astype("int32"), tuple(names)

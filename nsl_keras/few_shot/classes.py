@@ -90,7 +90,9 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
 
 def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns examples and their classes as arrays; arrays are not copied."""
-    images = np.asarray(images)
+    images = _without_objects(array_of(images))
+    demand = "numbers or text, not objects of other types"
+    validation.require(images.dtype != object, "images", demand, images.dtype)
     if images.ndim == 0 or 0 in images.shape:
         raise ValueError(
             "`images` must have shape (n, ...), for example (n, height, width, channels), "
@@ -104,9 +106,7 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
     """Returns classes, integers or strings, as an array of rank 1."""
-    values = array_of(labels)
-    if values.dtype == object and all(isinstance(each, str) for each in values.flat):
-        values = values.astype(str)  # As pandas holds them.
+    values = _without_objects(array_of(labels))
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "iuU":
@@ -116,3 +116,10 @@ def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
             f"{values.shape}"
         )
     return values
+
+
+def _without_objects(array: np.ndarray) -> np.ndarray:
+    """Returns text as NumPy's strings; pandas and TensorFlow hold it as objects."""
+    if array.dtype == object and all(isinstance(each, str) for each in array.flat):
+        return array.astype(str)
+    return array

@@ -12,6 +12,7 @@ import numpy as np
 
 from nsl_keras import validation
 from nsl_keras.few_shot.classes import checked_examples
+from nsl_keras.training.data import with_text
 
 
 class Episode(NamedTuple):
@@ -50,7 +51,7 @@ class EpisodeSampler:
     float32, multiplied by `scale`.
 
     Args:
-        images: Array of shape `(n, ...)`: images, vectors, signals or token IDs.
+        images: Array of shape `(n, ...)`: images, vectors, signals, token IDs or text.
         labels: Array of shape `(n,)` or `(n, 1)`: the class of each example, a number or
             a name. Pass one part of the classes only (see `split_classes` and
             `select_classes`).
@@ -60,6 +61,7 @@ class EpisodeSampler:
         seed: int, at least 0.
         scale: float above 0, for example `1 / 255` for bytes if the network takes images
             in [0, 1]; or `None` to keep examples as they are: token IDs stay integers.
+            Text always stays as it is.
 
     Raises:
         ValueError: If there are fewer classes than `ways`, or a class (the message names
@@ -96,6 +98,10 @@ class EpisodeSampler:
         self.queries = validation.positive_integer(queries, "queries")
         self.seed = validation.non_negative_integer(seed, "seed")
         self.scale = validation.optional(validation.positive_number, scale, "scale")
+        is_text = self.images.dtype.kind in "SU"
+        plain = self.scale in (None, 1.0)
+        validation.require(plain or not is_text, "scale", "None for text", scale)
+        self._scaled = self.scale is not None and not is_text
         self.classes, numbers, counts = np.unique(
             self.labels, return_inverse=True, return_counts=True
         )
@@ -115,7 +121,8 @@ class EpisodeSampler:
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits, equal for samplers of equal episodes."""
         setting = (self.ways, self.shots, self.queries, self.seed, self.scale)
-        described = (setting, self.labels.tolist(), self.images.shape)
+        dtype = self.images.dtype.str
+        described = (setting, self.labels.tolist(), self.images.shape, dtype)
         digest = hashlib.sha256(repr(described).encode())
         digest.update(np.ascontiguousarray(self.images).data)
         return digest.hexdigest()[:16]
@@ -166,7 +173,7 @@ class EpisodeSampler:
     def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
         labels = np.tile(labels, (len(drawn), 1))
-        if self.scale is None:
+        if not self._scaled:
             return self.images[drawn], labels
         images = self.images[drawn].astype("float32")
         images *= np.float32(self.scale)
@@ -213,7 +220,7 @@ class _EpisodeBatches(keras.utils.PyDataset):
         number = self.epoch * self.steps + index
         start = self.start + number * self.batch_size
         episodes = self.sampler.episodes(self.batch_size, start)
-        return episodes[:3], episodes.query_labels
+        return (*map(with_text, episodes[:3]),), episodes.query_labels
 
     def on_epoch_begin(self) -> None:
         self._begun = True  # Not more: workers draw already.

@@ -10,19 +10,18 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, nesting, validation
+from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, variable_scope
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
 from nsl_keras.training.checks import FIT, CheckedModel, loss_of_logits
-from nsl_keras.training.data import is_in_memory
+from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 
 
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call` and `_adapted`, sets `ways` in `build` at the latest, and
-    keeps each of its arguments as an attribute, for its config.
+    A subclass writes `call` and `_adapted`, and sets `ways` in `build` at the latest.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -33,6 +32,8 @@ class EpisodicLearner(Adapting, CheckedModel):
     def __init__(
         self, network: keras.Model, batch_normalization: str, **kwargs: Any
     ) -> None:
+        is_layer = isinstance(network, keras.layers.Layer)
+        validation.require(is_layer, self.wraps, "a Keras model", network)
         # Not the network's own policy: half precision would round all variables that a
         # learner reads. The network's layers keep theirs.
         kwargs.setdefault("dtype", network.variable_dtype)
@@ -46,15 +47,14 @@ class EpisodicLearner(Adapting, CheckedModel):
         return (batch, queries, *self.outputs_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of_classes(self)}
+        return {
+            **super().get_config(),
+            self.wraps: keras.saving.serialize_keras_object(self.network),
+            "batch_normalization": self.batch_normalization,
+        }
 
     def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        *args: Any,
-        auto_scale_loss: bool = True,
-        **kwargs: Any,
+        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """Configures training, as in Keras; the loss of a classifier must take logits."""
         if self.classifies:
@@ -62,7 +62,8 @@ class EpisodicLearner(Adapting, CheckedModel):
         optimizer = keras.optimizers.get(optimizer)
         half = any(each.compute_dtype == "float16" for each in nesting.sublayers(self))
         scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if auto_scale_loss and half and optimizer and not scaled:
+        wanted = kwargs.pop("auto_scale_loss", True)
+        if wanted and half and optimizer and not scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         super().compile(optimizer, loss, *args, **kwargs)
 
@@ -76,6 +77,10 @@ class EpisodicLearner(Adapting, CheckedModel):
         )
         validation.require(not weights, "class_weight", demand, weights)
         return super().fit(*args, **options)
+
+    def _checked(self, x: Any, y: Any = None) -> Any:
+        x = super()._checked(x, y)
+        return map_arrays(with_text, x) if is_in_memory(x) else x
 
     @functools.wraps(keras.Model.predict)
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,6 +119,23 @@ class EpisodicLearner(Adapting, CheckedModel):
             with variable_scope(self):
                 self.build((images, labels, images))
 
+    def _output_of(self, shape: tuple[int | None, ...]) -> keras.KerasTensor:
+        """Returns the network's symbolic output for a batch of examples of a shape."""
+        network, images = self.network, (None, *shape)
+        found = graphs.output_spec(
+            network, keras.KerasTensor(images, keras.config.floatx())
+        )
+        if graphs.is_graph(network) and not isinstance(
+            graphs.symbols_of(network)[1], keras.KerasTensor
+        ):
+            found = graphs.symbols_of(network)[1]  # In a list or dict.
+        if not isinstance(found, keras.KerasTensor) or None in found.shape[1:]:
+            raise ValueError(
+                f"`{self.wraps}` must have one output, of shape (batch, ...) with known "
+                f"sizes. Received: outputs {found!r} for inputs of shape {images}"
+            )
+        return found
+
     def compute_loss(
         self,
         x: Any = None,
@@ -129,12 +151,15 @@ class EpisodicLearner(Adapting, CheckedModel):
                 f"`y` must have the shape of the outputs, {tuple(y_pred.shape)}. "
                 f"Received: y.shape={tuple(y.shape)}"
             )
-        if sample_weight is not None and len(y_pred.shape) > 2:
-            # Keras would broadcast weights of episodes along another axis.
-            batch, queries = ops.shape(y_pred)[:2]
-            ones = (1,) * (len(y_pred.shape) - 3)
-            sample_weight = ops.reshape(sample_weight, (batch, -1, *ones))
-            sample_weight = ops.broadcast_to(sample_weight, (batch, queries, *ones))
+        if sample_weight is not None:
+            # Keras would broadcast weights of episodes along another axis, and divide by
+            # too small a sum: a loss has all axes of the outputs but the last.
+            if len(y_pred.shape) == len(np.shape(sample_weight)) == 2:
+                y, y_pred = y[..., None], y_pred[..., None]
+            shape = ops.shape(y_pred)[:-1]
+            aligned = (shape[0], -1, *[1] * len(shape))[: len(shape)]
+            sample_weight = ops.reshape(sample_weight, aligned)
+            sample_weight = ops.broadcast_to(sample_weight, shape)
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 

@@ -17,7 +17,7 @@ from keras import ops
 from nsl_keras import backend, graphs, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
 from nsl_keras.few_shot.adapted_copy import adapted_copy, copy_with_classifier, cut
-from nsl_keras.few_shot.adapted_model import AdaptedModel, Adapting
+from nsl_keras.few_shot.adapted_model import Adaptation, Adapting
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodic_learner import episode_shapes, shapes_of
 from nsl_keras.few_shot.functional import (
@@ -72,7 +72,8 @@ class Finetuner(Adapting):
 
     Raises:
         ValueError: For arguments outside these ranges, a last layer that cannot be copied,
-            and data that are not episodes of these ways with finite images.
+            data that are not episodes of these ways with finite images, and a model that
+            has other variables than at construction (by quantization or LoRA).
 
     Example:
 
@@ -104,6 +105,7 @@ class Finetuner(Adapting):
         graphs.require_graph(model)
         require_linear(model, "model")
         self.model = model
+        self._original = FunctionalModel(model, (), "moving")
         self.ways = validation.positive_integer(ways, "ways")
         self.steps = validation.positive_integer(steps, "steps")
         self.batch_normalization = validation.one_of(
@@ -148,13 +150,14 @@ class Finetuner(Adapting):
 
     def _values(self) -> list[Tensor]:
         """Returns the values of the copy's variables, which are the model's."""
+        self._original.require_kept()
         return [ops.convert_to_tensor(source) for source in self._sources]
 
     def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:
         """Returns what a subclass draws for each episode, for its `_values_after`."""
         return []
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
         support = features = ops.convert_to_tensor(images, self._dtype)
         drawn = [ops.convert_to_tensor(each[0]) for each in self._draws(images[None])]
         state = [*zip(self._variables, self._values(), strict=True)]
@@ -165,7 +168,7 @@ class Finetuner(Adapting):
         state += zip(self._after.variables, values, strict=True)
         new = {id(variable): value for variable, value in state}
         layers = adapted_copy(self._copy, self.batch_normalization, support, new)
-        return AdaptedModel(layers), self, images
+        return Adaptation(keras.Sequential([*layers, head]), self, np.asarray(images))
 
     def _scores(
         self,

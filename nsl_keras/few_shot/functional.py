@@ -6,7 +6,6 @@ of batch norms come out as tensors, which gradients run through.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
@@ -17,7 +16,6 @@ from nsl_keras import graphs, nesting
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.training.normalization import (
     BatchNormalization,
-    BatchStatistics,
     move_statistics,
     normalizing_by_batch,
 )
@@ -75,18 +73,17 @@ def _named(model: keras.Model, part: Any) -> list[Any]:
 
 def classifier_of(model: keras.Model) -> keras.layers.Layer:
     """Returns the only layer with weights that the outputs reach without another."""
+    weighted = [each for each in model.layers if each.weights]
     if graphs.is_graph(model):
-        last, _ = graphs.ending(model)
-        found = [last] * (last is not None)
+        layer, _ = graphs.ending(model)
     else:  # Its order does not show.
-        found = [each for each in model.layers if each.weights]
-    if len(found) != 1:
+        layer = weighted[0] if len(weighted) == 1 else None
+    if layer is None:
         raise ValueError(
             "`model` must be functional or Sequential and end in one layer with weights, "
             "its classifier; or select variables by their names. Received: model "
-            f"{model.name!r}, which may end in {[each.name for each in found]}"
+            f"{model.name!r} of the layers {[each.name for each in weighted]}"
         )
-    (layer,) = found
     return classifier_of(layer) if isinstance(layer, keras.Model) else layer
 
 
@@ -119,23 +116,31 @@ class FunctionalModel:
     ) -> None:
         self.model = model
         chosen = set(map(id, variables))
+        self._known = [*model.variables]
         self._variables = [each for each in model.variables if id(each) in chosen]
         self.batch_normalization = batch_normalization
         self._norms = _batch_norms(model)
         if batch_normalization != "moving":
             self.trainable_norms()
 
+    def require_kept(self) -> None:
+        """Raises if the model has lost or gained variables."""
+        known, present = (
+            {id(v): v.path for v in each} for each in (self._known, self.model.variables)
+        )
+        changed = known.keys() ^ present.keys()
+        if changed:
+            paths = sorted((known | present)[each] for each in changed)
+            raise ValueError(
+                "`model` must keep its variables: quantize it or enable LoRA before you "
+                "make a learner of it, or change what `adapt` returns. Received: model "
+                f"{self.model.name!r}, which lost or gained {paths}"
+            )
+
     @property
     def variables(self) -> list[Any]:
         """The variables that are given other values, in the model's order."""
-        present = set(map(id, self.model.variables))
-        gone = [each.path for each in self._variables if id(each) not in present]
-        if gone:
-            raise ValueError(
-                "`model` must keep its variables: quantize it before you make a learner "
-                "of it, or quantize what `adapt` returns. Received: model "
-                f"{self.model.name!r} without {gone}"
-            )
+        self.require_kept()
         return self._variables
 
     def trainable_norms(self) -> list[BatchNormalization]:
@@ -161,42 +166,53 @@ class FunctionalModel:
         self,
         values: Sequence[Tensor],
         examples: Tensor,
-        given: Sequence[Tensor] | None = None,
-    ) -> tuple[Tensor, BatchStatistics]:
-        """Returns the outputs, in float32 or wider, and statistics of batch norms.
+        statistics: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns the outputs, in float32 or wider, and the values of `statistics`.
 
-        The `values` are those of the `variables`; batch norms normalize by `given`
-        statistics or, without them, by those of the examples.
+        The `values` are those of the `variables`. Batch norms normalize by given values of
+        the statistics or, without them, by those of the examples.
         """
+        norms = [] if self.batch_normalization == "moving" else self.trainable_norms()
+        variables = statistics_of(norms)
         # Every variable needs a value: the scope hides outer scopes. The last value wins.
         state = [(each, ops.convert_to_tensor(each)) for each in self.model.variables]
         state += zip(self.variables, values, strict=True)
-        measured = BatchStatistics()
-        with contextlib.ExitStack() as contexts:
-            contexts.enter_context(keras.StatelessScope(state))
-            if self.batch_normalization != "moving":
-                measured = contexts.enter_context(normalizing_by_batch(given))
+        if statistics is not None:
+            state += zip(variables, statistics, strict=True)
+            norms = []
+        with keras.StatelessScope(state) as scope, normalizing_by_batch(norms):
             outputs = self.model(examples, training=False)
-        return at_least_float32(outputs), measured
+        found = [scope.get_current_value(each) for each in variables]
+        return at_least_float32(outputs), found
 
     def query_outputs(
         self, values: Sequence[Tensor], support: Tensor, queries: Tensor
     ) -> Tensor:
         """Returns the outputs for queries under the policy, in float32 or wider."""
-        given = None
+        statistics = None
         if self.batch_normalization == "support" and self.trainable_norms():
-            given = self.outputs(values, support)[1].values
-        return self.outputs(values, queries, given)[0]
+            _, statistics = self.outputs(values, support)
+        return self.outputs(values, queries, statistics)[0]
+
+
+def statistics_of(norms: Sequence[BatchNormalization]) -> list[Any]:
+    """Returns the moving statistics of batch norms: mean, variance, mean, ..."""
+    return [each for norm in norms for each in (norm.moving_mean, norm.moving_variance)]
 
 
 def move_by_episodes(
-    layers: Sequence[BatchNormalization], statistics: Sequence[Tensor], examples: Any
+    norms: Sequence[BatchNormalization], statistics: Sequence[Tensor], sizes: Tensor
 ) -> None:
-    """Moves moving statistics toward those of all episodes of a batch together.
+    """Moves moving statistics toward those of all examples of a batch of episodes.
 
-    `statistics` are means and variances of each layer, of shape `(episodes, channels)`.
+    `statistics` are those of several sets, in the order of `statistics_of` and of shape
+    `(sets, channels)`; the sets have `sizes` examples.
     """
-    pairs = zip(layers, statistics[::2], statistics[1::2], strict=True)
-    for layer, means, variances in pairs:
-        variance = ops.mean(variances, axis=0) + ops.var(means, axis=0)
-        move_statistics(layer, ops.mean(means, axis=0), variance, examples)
+    pairs = zip(statistics[::2], statistics[1::2], strict=True)
+    for norm, (means, variances) in zip(norms, pairs, strict=True):
+        examples = ops.cast(sizes, means.dtype)
+        shares = (examples / ops.sum(examples))[:, None]
+        mean = ops.sum(shares * means, axis=0)
+        within = variances + ops.square(means - mean)
+        move_statistics(norm, mean, ops.sum(shares * within, axis=0), ops.sum(examples))

@@ -17,7 +17,7 @@ from keras import ops
 from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
 from nsl_keras.few_shot.adapted_copy import adapted_copy
-from nsl_keras.few_shot.adapted_model import AdaptedModel
+from nsl_keras.few_shot.adapted_model import Adaptation
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
 from nsl_keras.graphs import require_linear
@@ -153,23 +153,15 @@ class MAML(EpisodicLearner):
         inner = select_variables(model, inner_variables)
         self.functional = FunctionalModel(model, inner, batch_normalization)
 
-    def get_config(self) -> dict[str, Any]:
-        # Places: names and `trainable` flags may have changed when the model is loaded.
-        inner = set(map(id, self.functional.variables))
-        places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
-        return {**super().get_config(), "inner_variables": places}
-
     def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
         if self.built:
             return
         support, _, _ = episode_shapes(input_shape, () if self.classifies else None)
-        images = keras.KerasTensor((None, *support[2:]), keras.config.floatx())
-        found = graphs.output_spec(self.model, images)
-        shape: tuple[Any, ...] = tuple(getattr(found, "shape", (None, None)))[1:]
-        if None in shape or (self.classifies and (len(shape) != 1 or shape[0] < 2)):
+        found = self._output_of(support[2:])
+        shape = tuple(found.shape[1:])
+        if self.classifies and (len(shape) != 1 or shape[0] < 2):
             raise ValueError(
-                "`model` must return logits of shape (batch, ways) for two or more ways, "
-                "or, with an `inner_loss`, one output of known sizes. "
+                "`model` must return logits of shape (batch, ways) for two or more ways. "
                 f"Received: model {self.model.name!r} with outputs {found!r}"
             )
         if self.classifies:
@@ -226,14 +218,26 @@ class MAML(EpisodicLearner):
         triples = zip(values, self.inner_learning_rates, gradients, strict=True)
         return [value - rate * gradient for value, rate, gradient in triples]
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: Any) -> Any:
-        targets = ops.one_hot(labels, ways) if self.classifies else labels
+    def get_config(self) -> dict[str, Any]:
+        # Places: names and `trainable` flags may have changed when the model is loaded.
+        inner = set(map(id, self.functional.variables))
+        places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
+        return {
+            **super().get_config(),
+            "inner_variables": places,
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "learning_rate_form": self.learning_rate_form,
+            "first_order": self.first_order,
+            "test_inner_steps": self.test_inner_steps,
+            "inner_loss": keras.saving.serialize_keras_object(self.inner_loss),
+        }
+
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
+        targets = ops.one_hot(labels, self.ways) if head else labels
         shape = (len(images), *self.outputs_shape)
-        if np.shape(targets) != shape:
-            raise ValueError(
-                f"`y` must have the shape of the outputs, {shape}. "
-                f"Received: y.shape={np.shape(labels)}"
-            )
+        demand = f"of the shape of the outputs, {shape}"
+        validation.require(np.shape(targets) == shape, "y", demand, np.shape(labels))
         validation.finite(labels, "y")
         is_graph = graphs.is_graph(self.model)
         dtype = self.model.inputs[0].dtype if is_graph else self.compute_dtype
@@ -241,4 +245,5 @@ class MAML(EpisodicLearner):
         values = self._values_after(support, targets, training=False)
         new = dict(zip(map(id, self.functional.variables), values, strict=True))
         layers = adapted_copy(self.model, self.batch_normalization, support, new)
-        return AdaptedModel(layers), self, ops.convert_to_numpy(support)
+        model = keras.Sequential([*layers, head] if head else layers)
+        return Adaptation(model, self, ops.convert_to_numpy(support))

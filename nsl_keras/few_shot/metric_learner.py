@@ -10,10 +10,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, graphs, validation
+from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
-from nsl_keras.few_shot.adapted_model import AdaptedModel
+from nsl_keras.few_shot.adapted_model import Adaptation
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
@@ -28,6 +28,7 @@ class MetricLearner(EpisodicLearner):
     A subclass defines `compare`, and `build_for` if it has weights of its own.
     """
 
+    wraps = "backbone"
     ways_are_fixed = False
 
     def __init__(
@@ -48,16 +49,8 @@ class MetricLearner(EpisodicLearner):
         if self.built:
             return
         support, _, _ = episode_shapes(input_shape, ())
-        features = graphs.output_spec(
-            self.backbone, keras.KerasTensor((None, *support[2:]))
-        )
-        shape = tuple(getattr(features, "shape", ())[1:])
-        if not shape or None in shape:
-            raise ValueError(
-                "`backbone` must have one output, of shape (batch, ...) with known sizes. "
-                f"Received: outputs {features!r} for examples of shape {support[2:]}"
-            )
-        self.build_for(shape)
+        features = self._output_of(support[2:])
+        self.build_for(tuple(features.shape[1:]))
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         """Creates what `compare` needs for features of a shape, without the batch axis."""
@@ -83,16 +76,26 @@ class MetricLearner(EpisodicLearner):
         """
         raise NotImplementedError
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+    def dense_on_units(self, support: Tensor, membership: Tensor) -> Any:
+        """Returns kernel and bias of a layer that equals `compare` for a support set.
+
+        The layer is dense and takes features of length 1. `None` if there is none.
+        """
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "ways": self.ways}
+
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
         features = at_least_float32(layers[-1].predict(images, verbose=0))
-        learner = self._of_features(features, ways)
-        head = SupportSet(learner, len(features), dtype=features.dtype)
-        head.build(features.shape)
-        head.features.assign(features)
-        head.labels.assign(labels)
-        model = AdaptedModel([*layers, head])
-        return model, learner, ops.convert_to_numpy(features)
+        learner = self._of_features(features, len(head.class_names))
+        support = SupportSet(learner, len(features), dtype=features.dtype)
+        support.build(features.shape)
+        support.features.assign(features)
+        support.labels.assign(labels)
+        model = keras.Sequential([*layers, support, head])
+        return Adaptation(model, learner, ops.convert_to_numpy(features))
 
     def _of_features(self, features: Tensor, ways: int) -> MetricLearner:
         """Returns a learner of the same weights, from features to logits."""
@@ -120,16 +123,34 @@ class SupportSet(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         shape = (self.examples, *input_shape[1:])
         self.learner._build_for(shape[1:])
-        self.features = self.add_weight(shape=shape, trainable=False, autocast=False)
-        self.labels = self.add_weight(shape=shape[:1], dtype="int32", trainable=False)
+        options: dict[str, Any] = {"trainable": False, "autocast": False}
+        self.features = self.add_weight(shape, name="features", **options)
+        self.labels = self.add_weight(shape[:1], name="labels", dtype="int32", **options)
 
     def call(self, inputs: Tensor) -> Tensor:
         episode = self.features, self.labels, inputs
         inputs = [ops.convert_to_tensor(each)[None] for each in episode]
         return self.learner(inputs, training=False)[0]
 
+    def fold(self) -> keras.layers.Layer:
+        """Returns plain Keras layers that compute the same; or this layer without any."""
+        membership = ops.one_hot(self.labels, self.learner.ways, dtype=self.features.dtype)
+        features = ops.reshape(self.features, (self.examples, -1))
+        found = self.learner.dense_on_units(features[None], membership[None])
+        if found is None:
+            return self
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
+        dense = keras.layers.Dense(self.learner.ways, **options)
+        layers = keras.layers.Flatten(**options), keras.layers.UnitNormalization(**options)
+        folded = keras.Sequential([*layers, dense], name=self.name)
+        folded.build((None, *self.features.shape[1:]))
+        dense.set_weights(found)
+        return folded
+
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments_of(self, SupportSet)}
+        learner = keras.saving.serialize_keras_object(self.learner)
+        own = {"learner": learner, "examples": self.examples}
+        return {**super().get_config(), **own}
 
     from_config = classmethod(configs.from_arguments)
 
@@ -151,26 +172,25 @@ def outputs_of_sets(
         first = ops.shape(sets[0])[1]
         return [found[:, :first], found[:, first:]][: len(sets)]
     functional = FunctionalModel(model, (), policy)
-    layers: list[Any] = []  # Filled below: `vectorized_map` returns tensors only.
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-        given, outputs, measured = None, [], []
+        outputs: list[Tensor] = []
+        measured: list[list[Tensor]] = []
         for images in sets:
+            given = measured[0] if measured and policy == "support" else None
             found, statistics = functional.outputs([], images, given)
             outputs.append(found)
-            if given is None:
-                measured.append(statistics.values)
-            if policy == "support":
-                given = statistics.values
-            layers[:] = statistics.layers
+            measured.append(statistics)
         return outputs, measured
 
     # Episodes share their kernels, so vectorizing gives one convolution per layer.
     outputs, measured = vectorized_map(one_episode, list(sets))
     if training:
-        statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
-        counts = [ops.shape(images)[0] * ops.shape(images)[1] for images in sets]
-        move_by_episodes(layers, statistics, sum(counts[: len(measured)]))
+        count = 1 if policy == "support" else len(sets)
+        statistics = [ops.concatenate(each) for each in zip(*measured[:count], strict=True)]
+        sizes = [ops.full(ops.shape(each)[:1], ops.shape(each)[1]) for each in sets]
+        norms = functional.trainable_norms()
+        move_by_episodes(norms, statistics, ops.concatenate(sizes[:count]))
     return outputs
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
@@ -75,3 +76,19 @@ class NearestCentroid(MetricLearner):
     def vectors(self, features: Tensor) -> Tensor:
         """Returns features, of length 1 if `normalize`."""
         return features * inverse_norm(features) if self.normalize else features
+
+    def dense_on_units(self, support: Tensor, membership: Tensor) -> Any:
+        means = class_means(self.vectors(support), membership)[0]
+        if type(self) is not NearestCentroid:
+            return None  # A derived class may compare in another way.
+        if type(self.metric) is key_metrics.Cosine:
+            kernel = ops.transpose(means * inverse_norm(means))
+            return kernel, ops.zeros_like(kernel[0])
+        is_square = type(self.metric) is key_metrics.Euclidean and self.metric.squared
+        if self.normalize and is_square:  # -|z - p|^2 = 2 z.p - 1 - |p|^2
+            return 2 * ops.transpose(means), -1 - ops.sum(ops.square(means), axis=1)
+        return None
+
+    def get_config(self) -> dict[str, Any]:
+        metric = keras.saving.serialize_keras_object(self.metric)
+        return {**super().get_config(), "metric": metric, "normalize": self.normalize}

@@ -12,14 +12,17 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
-from nsl_keras.few_shot.adapted_model import AdaptedNeighborhoods
+from nsl_keras.few_shot.adapted_model import Adaptation
+from nsl_keras.few_shot.class_logits import ClassLogits
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.dual_form import DenseStage, DualForm
+from nsl_keras.neighborhoods.head import Neighbors
 from nsl_keras.neighborhoods.inner_loop import Entries, InnerLearningRate
 from nsl_keras.neighborhoods.key_metrics import inverse_norm
+from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -119,38 +122,84 @@ class NeighborhoodLearner(MetricLearner):
             one_episode, [support, membership, attention, queries, prototypes]
         )
 
-    def _adapted(self, images: np.ndarray, labels: np.ndarray, ways: int) -> Any:
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "metric": keras.saving.serialize_keras_object(self.metric),
+            "temperature": self.temperature,
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "learning_rate_form": self.learning_rate_form,
+            "scale": self.scale,
+        }
+
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
         layers.append(keras.layers.Reshape((-1,), dtype=self.dtype_policy))
         backbone = keras.Sequential(layers)
-        support = at_least_float32(backbone.predict(images, verbose=0))
-        learner = self._of_features(support, ways)
-        validation.finite(ops.convert_to_numpy(support), "features")
-        membership = np.eye(ways)[labels]
-        options = {"dtype": self.dtype_policy}
-        head = CosineDense(ways, **options)
-        dictionary = NeighborDictionary(
-            len(support),
-            metric=self.metric,
-            temperature=self.temperature,
-            fixed_values=membership,
-            dropout=0.0,
-            **options,
-        )
+        features = at_least_float32(backbone.predict(images, verbose=0))
+        ways = len(head.class_names)
+        learner = self._of_features(features, ways)
+        support = ops.convert_to_numpy(features)
+        validation.finite(support, "features")
+        membership = np.eye(ways, dtype=support.dtype)[labels]
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
         model = AdaptedNeighborhoods(
             backbone,
+            CosineDense(ways, **options),
+            NeighborDictionary(
+                len(support),
+                metric=self.metric,
+                temperature=self.temperature,
+                fixed_values=membership,
+                dropout=0.0,
+                **options,
+            ),
             head,
-            dictionary,
             inner_steps=self.inner_steps,
             inner_learning_rate=self.inner_learning_rate,
             learning_rate_form=self.learning_rate_form,
             **options,
         )
         model.build(layers[0].shape)
-        dictionary.keys.assign(support)
-        one_hot = ops.cast(membership[None], support.dtype)
-        prototypes = class_means((support * inverse_norm(support))[None], one_hot)[0]
-        head.kernel.assign(ops.transpose(prototypes))
-        head.learned_scale.assign(self.learned_scale)
+        model.dictionary.keys.assign(features)
+        units = features * inverse_norm(features)
+        prototypes = class_means(units[None], membership[None])[0]
+        start = ops.transpose(prototypes), self.learned_scale
+        model.head.set_weights([*map(ops.convert_to_numpy, start)])
         model.neighborhood.learning_rate.set_weights(self.rate.get_weights())
-        return model, learner, ops.convert_to_numpy(support)
+        return Adaptation(model, learner, support)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class AdaptedNeighborhoods(MetaNeighborhoodModel):
+    """Meta-Neighborhoods on a support set; `classes` divides all logits."""
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        head: keras.layers.Layer,
+        dictionary: NeighborDictionary,
+        classes: ClassLogits,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, head, dictionary, **kwargs)
+        self.classes = classes
+
+    def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
+        return self.classes(super().call(inputs, training=training, adapt=adapt))
+
+    def neighbors_of_batch(
+        self, inputs: Any, k: int, by: str = "attention", effects: bool = False
+    ) -> Neighbors:
+        found = super().neighbors_of_batch(inputs, k, by, effects)
+        names = ["before", "after", *["output_changes"] * (found.output_changes is not None)]
+        return found._replace(**{each: self.classes(getattr(found, each)) for each in names})
+
+    def _without_adaptation(self) -> keras.Model:
+        plain = super()._without_adaptation()
+        return keras.Model(plain.input, self.classes(plain.output), name=plain.name)
+
+    def get_config(self) -> dict[str, Any]:
+        classes = keras.saving.serialize_keras_object(self.classes)
+        return {**super().get_config(), "classes": classes}

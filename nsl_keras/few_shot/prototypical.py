@@ -45,8 +45,8 @@ class ProtoNet(MetricLearner):
             `"transductive"` normalizes support set and queries separately by their own
             statistics, so that an answer depends on the other queries. `"support"` and
             `"transductive"` switch off dropout and added losses, and need this package's
-            batch norms (`convert.convert_batch_norms`); frozen batch norms always use their
-            moving statistics.
+            batch norms (`convert.convert_batch_norms`), each called once; frozen batch
+            norms always use their moving statistics.
         **kwargs: `name`, `trainable` of `keras.Model`.
 
     Call arguments:
@@ -114,6 +114,14 @@ class ProtoNet(MetricLearner):
         prototypes = class_means(support, membership)  # Prototypical Networks Eq. (1)
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
         return self.scaled(self.metric(queries, prototypes))
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "metric": keras.saving.serialize_keras_object(self.metric),
+            "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
+        }
 
     def scaled(self, scores: Tensor) -> Tensor:
         """Returns scores divided by the temperature."""

@@ -47,28 +47,25 @@ def check_second_order(
     validation.built(model, "check_second_order")
     functional = FunctionalModel(model, model.trainable_variables, "moving")
     start = [*map(ops.convert_to_numpy, functional.values())]
-    random = np.random.default_rng(seed)
-    along = [random.normal(size=each.shape).astype(each.dtype) for each in start]
-    lengths = [
-        float(np.linalg.norm([np.linalg.norm(each) for each in arrays]))
-        for arrays in (start, along)
-    ]
-    along = [each * each.dtype.type(lengths[0] / lengths[1]) for each in along]
+    draw = np.random.default_rng(seed).normal
+    drawn = [draw(size=each.shape) for each in start]
+    own, other = (np.sqrt(sum(np.sum(v**2) for v in each)) for each in (start, drawn))
+    pairs = zip(start, drawn, strict=True)
+    along = [(own / other * way).astype(each.dtype) for each, way in pairs]
 
     def loss(values: list[Tensor]) -> tuple[Tensor, None]:
         return ops.mean(ops.square(functional.outputs(values, x)[0])), None
 
-    def slope(values: list[Tensor]) -> tuple[Tensor, None]:
-        gradients, _ = gradients_of(loss, values)
-        pairs = zip(gradients, along, strict=True)
-        return sum(ops.sum(gradient * way) for gradient, way in pairs), None
+    def product(tensors: list[Tensor]) -> Tensor:
+        return sum(ops.sum(each * way) for each, way in zip(tensors, along, strict=True))
 
-    curvatures, _ = gradients_of(slope, [*map(ops.convert_to_tensor, start)])
-    pairs = zip(curvatures, along, strict=True)
-    exact = sum(float(ops.sum(curvature * way)) for curvature, way in pairs)
-    ahead, back = (
-        slope([ops.convert_to_tensor(v + h * d) for v, d in zip(start, along, strict=True)])
-        for h in (step, -step)
-    )
-    measured = float(ahead[0] - back[0]) / (2 * step)
+    def slope(values: list[Tensor]) -> tuple[Tensor, None]:
+        return product(gradients_of(loss, values)[0]), None
+
+    def moved(share: float) -> list[Tensor]:
+        pairs = zip(start, along, strict=True)
+        return [ops.convert_to_tensor(each + share * way) for each, way in pairs]
+
+    exact = float(product(gradients_of(slope, moved(0))[0]))
+    measured = float(slope(moved(step))[0] - slope(moved(-step))[0]) / (2 * step)
     return abs(exact - measured) / (max(abs(exact), abs(measured)) or 1.0)

@@ -20,17 +20,20 @@ def fold(model: keras.Model) -> keras.Model:
     the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells and layers
     become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` becomes a Sequential of a normalization to unit length
-    and a `keras.layers.Dense`. Graph, names and `trainable` flags stay, so to train
-    further, unfreeze what `add_similarity` froze. The model costs as much as the plain
-    network.
+    and a `keras.layers.Dense`. So does the nearest centroid that `few_shot` adapted with
+    cosines, or with distances of normalized features; `few_shot.ClassLogits` becomes a
+    `keras.layers.Rescaling`, which holds no names. The support sets of other metric
+    learners stay, and their models need this package. Graph, names and `trainable` flags
+    stay, so to train further, unfreeze what `add_similarity` froze. The model costs as
+    much as the plain network.
 
     Args:
         model: A built functional or Sequential model. It does not change, and shares no
             weights with the new one. In a `MetaNeighborhoodModel`, the backbone is folded.
 
     Returns:
-        A model without layers of this package, not compiled, whose file loads with Keras
-        alone; for a `MetaNeighborhoodModel`, a new one with such a backbone.
+        A model, not compiled, whose file loads with Keras alone, except for the support
+        sets above; for a `MetaNeighborhoodModel`, a new one with such a backbone.
 
     Raises:
         ValueError: If `model` is subclassed or not built, or if layers of this package
@@ -54,7 +57,7 @@ def fold(model: keras.Model) -> keras.Model:
     unfoldable = [
         f"{layer.name!r} ({'dynamic ' if is_dynamic(layer) else ''}{type(layer).__name__})"
         for layer in graphs.layers(graph)
-        if not is_foldable(layer) or (_folds_in_two(layer) and graph is not model)
+        if not is_foldable(layer) or (_is_replaced(layer) and graph is not model)
     ]
     if unfoldable:
         raise ValueError(
@@ -64,12 +67,12 @@ def fold(model: keras.Model) -> keras.Model:
         )
     copy: Any = copied(model)
     layers = graphs.layers(graphs.graph_of(copy))
+    new = {id(each): each.fold() for each in layers if _is_replaced(each)}
     for layer in layers:
-        for part in (layer, *sublayers(layer)):
+        for part in () if id(layer) in new else (layer, *sublayers(layer)):
             if isinstance(part, Foldable):
                 part.turn_back()
-    replacements = {id(each): each.fold() for each in layers if _folds_in_two(each)}
-    return graphs.replayed(copy, replacements) if replacements else copy
+    return graphs.replayed(copy, new) if new else copy
 
 
 def is_foldable(layer: keras.layers.Layer) -> bool:
@@ -81,13 +84,14 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
     kin = [part for part in parts if "plain" in vars(type(part))]
     inside = {id(each) for part in kin for each in sublayers(part)}
     ours = [part for part in parts if _is_ours(part) and id(part) not in inside]
-    has_kin = _folds_in_two(layer) or all(part in kin for part in ours)
+    has_kin = _is_replaced(layer) or all(part in kin for part in ours)
     return has_kin and not is_dynamic(layer)
 
 
-def _folds_in_two(layer: keras.layers.Layer) -> bool:
-    """Whether a Sequential of Keras takes a layer's place, as that of `CosineDense`."""
-    return "fold" in vars(type(layer))
+def _is_replaced(layer: keras.layers.Layer) -> bool:
+    """Whether other layers take the place of a layer, which its `fold` returns."""
+    folds = "fold" in vars(type(layer)) and not isinstance(layer, Foldable)
+    return folds and _is_ours(layer)
 
 
 def _is_ours(layer: keras.layers.Layer) -> bool:

@@ -7,8 +7,6 @@ The public layer is `nsl_keras.layers.BatchNormalization`; convert Keras's layer
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,41 +25,21 @@ SHORTEST_WINDOW = 32.0
 PART_OF_EXAMPLES = 1 / 512
 
 
-@dataclasses.dataclass
-class BatchStatistics:
-    """Statistics by which batch norms normalized, call by call.
-
-    Attributes:
-        given: Statistics to normalize by; `None` uses the batch's.
-        layers: The layer of each call.
-        values: Mean and variance of each call, in one flat list.
-    """
-
-    given: Sequence[Tensor] | None = None
-    layers: list[BatchNormalization] = dataclasses.field(default_factory=list)
-    values: list[Tensor] = dataclasses.field(default_factory=list)
-
-
-_by_batch: contextvars.ContextVar[BatchStatistics | None] = contextvars.ContextVar(
-    "normalizing_by_batch", default=None
-)
-
-
 @contextlib.contextmanager
-def normalizing_by_batch(
-    given: Sequence[Tensor] | None = None,
-) -> Iterator[BatchStatistics]:
-    """Makes trainable `BatchNormalization` layers normalize by batches, in inference too.
+def normalizing_by_batch(layers: Sequence[BatchNormalization]) -> Iterator[None]:
+    """Makes batch norms normalize by their batch in the context, in inference too.
 
-    `given` are statistics to normalize by, call by call: the `values` that this context
-    recorded before. `None` uses the statistics of each batch.
+    Each of them assigns the mean and variance of its batch to its moving statistics. Enter
+    a `keras.StatelessScope` around it: there they are values of these variables, through
+    which gradients run, and the layers do not change.
     """
-    statistics = BatchStatistics(given)
-    token = _by_batch.set(statistics)
+    for layer in layers:
+        layer.batches_left = 1
     try:
-        yield statistics
+        yield
     finally:
-        _by_batch.reset(token)
+        for layer in layers:
+            layer.batches_left = None
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -113,6 +91,9 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """
 
     plain = keras.layers.BatchNormalization
+    #: The number of batches that the layer may still normalize by; see
+    #: `normalizing_by_batch`. Outside its context it is `None`.
+    batches_left: int | None = None
 
     def __init__(
         self,
@@ -149,9 +130,9 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     def call(
         self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        by_batch = _by_batch.get()
-        if by_batch is not None and self.trainable:
-            return self._normalized_by_batch(by_batch, inputs, mask)
+        if self.batches_left is not None:
+            self._measure(inputs, mask)
+            return super().call(inputs, training=False)
         if not (training and self.trainable and self.momentum_warmup):
             return super().call(inputs, training=training, mask=mask)
         # Keras moves the statistics by `1 - momentum` toward those of the batch. From
@@ -172,38 +153,23 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
         move_statistics(self, mean, variance, examples)
         return outputs
 
-    def _normalized_by_batch(
-        self, statistics: BatchStatistics, inputs: Tensor, mask: Any
-    ) -> Tensor:
-        if mask is not None:
+    def _measure(self, inputs: Tensor, mask: Any) -> None:
+        """Assigns the statistics of a batch to the moving statistics."""
+        if mask is not None or not self.batches_left:
             raise ValueError(
-                "Batch norms that normalize by episode must not have masked inputs. "
-                f"Received: layer {self.name!r} with mask={mask!r}"
+                "Batch norms that normalize by episode must be called once in a model, and "
+                f"must not have masked inputs. Received: layer {self.name!r} with "
+                + (f"mask={mask!r}" if self.batches_left else "several calls")
             )
+        self.batches_left -= 1
         inputs = at_least_float32(inputs)
-        number = len(statistics.values)
-        if statistics.given is not None:
-            mean, variance = statistics.given[number : number + 2]
-        else:
-            # Written out: `tf.nn.moments` counts the mean as a constant in the variance,
-            # which is right for gradients, and wrong for gradients of gradients.
-            rank = len(inputs.shape)
-            axes = [each for each in range(rank) if each != self.axis % rank]
-            centers = ops.mean(inputs, axes, keepdims=True)
-            mean = ops.reshape(centers, (-1,))
-            variance = ops.mean(ops.square(inputs - centers), axes)
-        statistics.layers.append(self)
-        statistics.values += [mean, variance]
-        outputs = ops.batch_normalization(
-            inputs,
-            mean,
-            variance,
-            self.axis,
-            offset=ops.cast(self.beta, inputs.dtype) if self.center else None,
-            scale=ops.cast(self.gamma, inputs.dtype) if self.scale else None,
-            epsilon=self.epsilon,
-        )
-        return ops.cast(outputs, self.compute_dtype)
+        # Written out: `tf.nn.moments` counts the mean as a constant in the variance, which
+        # is right for gradients, and wrong for gradients of gradients.
+        rank = len(inputs.shape)
+        axes = [each for each in range(rank) if each != self.axis % rank]
+        centers = ops.mean(inputs, axes, keepdims=True)
+        self.moving_mean.assign(ops.squeeze(centers, axes))
+        self.moving_variance.assign(ops.mean(ops.square(inputs - centers), axes))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "momentum_warmup": self.momentum_warmup}

@@ -6,7 +6,7 @@ import pytest
 from few_shot_episodes import convolutional, episodes
 from helpers import Batches, Subclassed
 
-from nsl_keras import few_shot
+from nsl_keras import convert, export, few_shot, nesting
 
 (SUPPORT,), (LABELS,), _ = episodes(1, shape=(6, 6, 1))[0]
 NAMES = ("lynx", "elk", "owl")
@@ -18,17 +18,17 @@ def learner(learner=few_shot.NearestCentroid, **options):
 
 def logits_of(model, images):
     """An adapted model's logits, as they are before its temperature."""
-    return model.temperature * model.predict(images, verbose=0)
+    return model.layers[-1].temperature * model.predict(images, verbose=0)
 
 
 def test_names_are_labels_or_number_them():
     named = np.array(NAMES)[LABELS]
     made = learner()
-    assert made.adapt(SUPPORT, named).class_names == ("elk", "lynx", "owl")
-    assert made.adapt(SUPPORT, named[:, None], NAMES).class_names == NAMES
-    assert made.adapt(list(SUPPORT), LABELS).class_names == ("0", "1", "2")
+    assert made.adapt(SUPPORT, named).layers[-1].class_names == ("elk", "lynx", "owl")
+    assert made.adapt(SUPPORT, named[:, None], NAMES).layers[-1].class_names == NAMES
+    assert made.adapt(list(SUPPORT), LABELS).layers[-1].class_names == ("0", "1", "2")
     model = made.adapt(SUPPORT, np.array([3, 5, 8])[LABELS])
-    assert model.class_names == ("3", "5", "8")
+    assert model.layers[-1].class_names == ("3", "5", "8")
     expected = made.adapt(SUPPORT, LABELS).predict(SUPPORT, verbose=0)
     np.testing.assert_array_equal(model.predict(SUPPORT, verbose=0), expected)
 
@@ -38,28 +38,52 @@ def test_a_data_set_has_labels_and_names():
     photos = Batches((SUPPORT[:4], LABELS[:4]), (SUPPORT[4:], LABELS[4:]))
     photos.class_names = NAMES
     model, expected = made.adapt(photos), made.adapt(SUPPORT, LABELS)
-    assert model.class_names == NAMES
+    assert model.layers[-1].class_names == NAMES
     found = model.predict(SUPPORT, verbose=0)
     np.testing.assert_array_equal(found, expected.predict(SUPPORT, verbose=0))
 
 
-def test_half_precision_rounds_no_inputs_and_features():
+def dense(outputs=3):
+    layers = [keras.Input((6, 6, 1)), keras.layers.Flatten(), keras.layers.Dense(outputs)]
+    return keras.Sequential(layers)
+
+
+def half_precision():
+    """It rounds no inputs and no features."""
     keras.config.set_dtype_policy("bfloat16")
     layers = [keras.Input((4,), dtype="float32"), keras.layers.Dense(3, dtype="float32")]
-    made = few_shot.ProtoNet(keras.Sequential(layers), 3)
     years = 2020 + np.random.default_rng(0).random((6, 4), dtype="float32")
-    labels = np.arange(6) % 3
-    (expected,) = made.predict([each[None] for each in (years, labels, years)], verbose=0)
-    found = logits_of(made.adapt(years, labels), years)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    return few_shot.ProtoNet(keras.Sequential(layers), 3), years, (1e-5, 1e-5)
+
+
+def subclassed():
+    return few_shot.NearestCentroid(Subclassed(), 3), SUPPORT, (1e-7, 1e-6)
+
+
+def without_features():
+    """All features of a support example are zero."""
+    backbone = keras.Sequential([keras.Input((6,)), keras.layers.Identity()])
+    support = np.eye(6, dtype="float32") * (np.arange(6) < 5)
+    return few_shot.NeighborhoodLearner(backbone, 3), support, (1e-4, 1e-5)
+
+
+def with_lora():
+    layers = [convolutional(), keras.layers.Flatten(), keras.layers.Dense(3)]
+    network = keras.Sequential(layers)
+    network.layers[-1].enable_lora(2)
+    network.layers[-1].lora_kernel_b.assign(np.ones((2, 3)))
+    maml = few_shot.MAML(network, inner_steps=2, inner_learning_rate=0.1)
+    return maml, SUPPORT, (1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("make", [half_precision, subclassed, without_features, with_lora])
+def test_logits_are_the_learners(make):
+    made, support, tolerances = make()
+    episode = [each[None] for each in (support, LABELS, support)]
+    (expected,) = made.predict(episode, verbose=0)
+    found = logits_of(made.adapt(support, LABELS), support)
+    np.testing.assert_allclose(found, expected, *tolerances)
     assert np.ptp(found) > 1e-3
-
-
-def test_subclassed_backbones_are_copied():
-    made = few_shot.NearestCentroid(Subclassed(), 3)
-    expected = made.predict((SUPPORT[None], LABELS[None], SUPPORT[None]), verbose=0)[0]
-    found = logits_of(made.adapt(SUPPORT, LABELS), SUPPORT)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_neighbors_of_an_adapted_model_are_support_images():
@@ -76,12 +100,20 @@ def test_neighbors_of_an_adapted_model_are_support_images():
         (SUPPORT, LABELS[:-1], None, r"one label per example.*: 5 labels for 6"),
         (SUPPORT, None, None, "`y` must be given, unless"),
         (SUPPORT, np.eye(3)[LABELS], None, r"`y` must be class numbers or names"),
-        (SUPPORT, np.zeros(6, int), None, "two or more classes.*'0' alone"),
+        (SUPPORT, np.zeros(6, int), None, "two or more classes.*'0'"),
         (SUPPORT, LABELS, NAMES[:2], r"numbers that count them from 0.*labels \[2\]"),
         (SUPPORT, LABELS, (*NAMES, "bee"), r"each class.*no example of \['bee'\]"),
         (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"the labels \['lynx'\]"),
         ("photos", None, None, "image_dataset_from_directory"),
         ([SUPPORT[0], SUPPORT[1][:2]], [0, 1], None, "examples of one shape"),
+        (SUPPORT[:0], LABELS[:0], None, "`x` must be one example or more"),
+        ([], [], None, "examples of one shape"),
+        (
+            [f"{name}.jpg" for name in LABELS],
+            LABELS,
+            None,
+            "as the network takes them.*fro",
+        ),
         (iter(zip(SUPPORT, LABELS, strict=True)), None, None, "without a batch axis"),
         (SUPPORT * np.nan, LABELS, None, "`x` must be finite"),
     ],
@@ -100,21 +132,86 @@ def test_what_cannot_be_adapted():
     shared = keras.Sequential([*network.layers, keras.layers.Conv2D(4, 1), twice])
     shared.build((None, 6, 6, 1))
     made = few_shot.ProtoNet(shared, batch_normalization="support")
-    with pytest.raises(ValueError, match=r"if layers share a batch norm.*Received"):
+    with pytest.raises(
+        ValueError, match=r"called once in a model.*Received.*several calls"
+    ):
         made.adapt(SUPPORT, LABELS)
-    dense = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Flatten()])
-    dense.add(keras.layers.Dense(4))
-    for made in (few_shot.MAML(dense), few_shot.Finetuner(dense, ways=4)):
+    for made in (few_shot.MAML(dense(4)), few_shot.Finetuner(dense(4), ways=4)):
         with pytest.raises(ValueError, match=r"`y` must have 4 classes.*Received: 3"):
             made.adapt(SUPPORT, LABELS)
 
 
-def test_an_adapted_model_with_lora_is_the_learner():
-    layers = [*convolutional().layers, keras.layers.Flatten(), keras.layers.Dense(3)]
-    network = keras.Sequential([keras.Input((6, 6, 1)), *layers])
-    network.layers[-1].enable_lora(2)
-    network.layers[-1].lora_kernel_b.assign(np.ones((2, 3)))
-    maml = few_shot.MAML(network, inner_steps=2, inner_learning_rate=0.1)
-    expected = maml.predict((SUPPORT[None], LABELS[None], SUPPORT[None]), verbose=0)[0]
-    found = logits_of(maml.adapt(SUPPORT, LABELS), SUPPORT)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+#: Makers of learners, and whether `fold` makes plain Keras of what they adapt.
+FOLDED = {
+    "cosine": (lambda: learner(), True),
+    "euclidean": (lambda: learner(metric="euclidean"), True),
+    "not normalized": (lambda: learner(metric="euclidean", normalize=False), False),
+    "proto": (lambda: learner(few_shot.ProtoNet, batch_normalization="support"), False),
+    "finetuner": (lambda: few_shot.Finetuner(dense(), 3, steps=2), True),
+    "maml": (lambda: few_shot.MAML(dense(), inner_steps=2), True),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_models(name):
+    make, is_plain = FOLDED[name]
+    model = make().adapt(SUPPORT, LABELS, NAMES)
+    folded = convert.fold(model)
+    expected = model.predict(SUPPORT, verbose=0)
+    np.testing.assert_allclose(folded.predict(SUPPORT, verbose=0), expected, atol=1e-4)
+    heads = type(folded.layers[1]), type(folded.layers[-1])
+    assert type(folded) is keras.Sequential and heads[1] is keras.layers.Rescaling
+    ours = [each for each in nesting.sublayers(folded) if "nsl" in type(each).__module__]
+    assert is_plain == (not ours)
+
+
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
+def test_conversions_keep_names_and_temperature(kind):
+    model = learner(kind).adapt(SUPPORT, LABELS, NAMES)
+    expected = model.predict(SUPPORT, verbose=0)
+    for converted in (
+        convert.convert_batch_norms(model),
+        convert.add_similarity(model),
+        *([convert.fold(model)] if kind is few_shot.NeighborhoodLearner else []),
+    ):
+        assert type(converted) is type(model)
+        found = converted.predict(SUPPORT, verbose=0)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        head, other = model.layers[-1], converted.layers[-1]
+        assert other.class_names == head.class_names == NAMES
+        assert other.temperature == head.temperature != 1
+
+
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
+def test_another_temperature(kind):
+    """After a model has predicted, and more than once."""
+    model = learner(kind).adapt(SUPPORT, LABELS)
+    logits = logits_of(model, SUPPORT)
+    for temperature in (2.0, 0.5):
+        model.layers[-1].calibrate(temperature)
+        found = temperature * model.predict(SUPPORT, verbose=0)
+        np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-5)
+        if kind is few_shot.NeighborhoodLearner:
+            found = temperature * model.neighbors(SUPPORT, k=1).after
+            np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="`temperature` must be"):
+        model.layers[-1].calibrate(0)
+
+
+def test_variables_that_change_after_construction():
+    for change in (lambda last: last.enable_lora(1), lambda last: last.quantize("int8")):
+        for make in (lambda net: few_shot.Finetuner(net, 3, steps=1), few_shot.MAML):
+            network = dense()
+            made = make(network)
+            change(network.layers[-1])
+            with pytest.raises(ValueError, match=r"`model` must keep its var.*dense\w*/"):
+                made.adapt(SUPPORT, LABELS)
+
+
+def test_what_is_no_learner_and_no_model(tmp_path):
+    for make, name in ((few_shot.NearestCentroid, "backbone"), (few_shot.MAML, "model")):
+        with pytest.raises(ValueError, match=f"`{name}` must be a Keras model"):
+            make("MobileNet")
+    finetuner = few_shot.Finetuner(dense(), 3)
+    with pytest.raises(ValueError, match="pass what its `adapt` returns"):
+        export.save_model(finetuner, tmp_path / "1")

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from few_shot_episodes import cross_entropy
-from helpers import as_numpy
+from helpers import IS_TENSORFLOW, as_numpy
 from keras import layers
 
 from nsl_keras import few_shot
@@ -68,6 +68,32 @@ def test_examples_of_any_shape(name, kind, policy):
     accuracy = (as_numpy(outputs).argmax(-1) == batch.query_labels).mean()
     assert accuracy > 0.7
     adapted = learner.adapt(batch.support_images[0], batch.support_labels[0])
-    found = adapted.temperature * adapted.predict(batch.query_images[0], verbose=0)
+    found = adapted.layers[-1].temperature * adapted.predict(
+        batch.query_images[0], verbose=0
+    )
     assert found.dtype == "float32"
     np.testing.assert_allclose(found, as_numpy(outputs[0]), 0.01, 0.02)
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX has no text")
+@pytest.mark.parametrize("name", ["proto", "maml", "finetuner"])
+def test_text(name):
+    """From the sampler through `fit` and `evaluate` to `adapt`."""
+    words = np.array(["red", "green", "blue", "black", "white"])
+    texts = [f"a {words[label]} {number}" for number, label in enumerate(LABELS)]
+    index = layers.TextVectorization(20, output_sequence_length=3, vocabulary=[*words])
+    embedding = layers.Embedding(20, 8)
+    KINDS["text"] = (texts, [keras.Input((), dtype="string"), index, embedding])
+    sampler = few_shot.EpisodeSampler(texts, LABELS, WAYS, 2, 3)
+    made = learner_of(name, "text")
+    if name != "finetuner":
+        made.compile(keras.optimizers.Adam(1e-3), cross_entropy(), run_eagerly=True)
+        made.fit(sampler.batches(2, 1), verbose=0)
+        batch = sampler.episodes(2)
+        made.evaluate(batch[:3], batch.query_labels, verbose=0)
+    assert few_shot.evaluate(made, sampler, 4, batch_size=2).mean > 0.7
+    episode = sampler.episode(0)
+    model = made.adapt([*episode.support_images], episode.support_labels)
+    queries = keras.ops.convert_to_tensor(episode.query_images, "string")
+    found = model.predict(queries, verbose=0).argmax(axis=1)
+    assert np.mean(found == episode.query_labels) > 0.7

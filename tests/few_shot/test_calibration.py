@@ -1,5 +1,6 @@
 """Temperatures: a closed form, parts that are held out, and honest probabilities."""
 
+import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
@@ -47,12 +48,10 @@ def blobs(shots, queries, seed):
     ["centroid", "neighborhood", pytest.param("finetuner", marks=pytest.mark.long)],
 )
 def test_probabilities_are_about_as_large_as_the_accuracy(kind, eager):
-    inputs = keras.Input((8,))
-    backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
-    network = keras.Model(inputs, keras.layers.Dense(3)(inputs))
+    network = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
     learner = {
-        "centroid": lambda: few_shot.NearestCentroid(backbone),
-        "neighborhood": lambda: few_shot.NeighborhoodLearner(backbone),
+        "centroid": lambda: few_shot.NearestCentroid(data.identity(8)),
+        "neighborhood": lambda: few_shot.NeighborhoodLearner(data.identity(8)),
         "finetuner": lambda: few_shot.Finetuner(network, 3),
     }[kind]()
     certainties, hits, before = [], [], []
@@ -61,7 +60,7 @@ def test_probabilities_are_about_as_large_as_the_accuracy(kind, eager):
         model = learner.adapt(support, labels)
         logits = model.predict(queries, verbose=0)
         hits.append(np.mean(logits.argmax(axis=1) == expected))
-        for scale, found in ((1, certainties), (model.temperature, before)):
+        for scale, found in ((1, certainties), (model.layers[-1].temperature, before)):
             probabilities = as_numpy(keras.ops.softmax(scale * logits))
             found.append(probabilities.max(axis=1).mean())
     gap = abs(np.mean(certainties) - np.mean(hits))
@@ -69,29 +68,25 @@ def test_probabilities_are_about_as_large_as_the_accuracy(kind, eager):
 
 
 def test_labels_without_a_rule_give_less_certainty_than_the_support_set_alone():
-    inputs = keras.Input((8,))
-    backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
     support = np.random.default_rng(0).normal(size=(15, 8)).astype("float32")
     labels = np.arange(15) % 3
-    model = few_shot.NearestCentroid(backbone).adapt(support, labels)
-    seen = model.temperature * model.predict(support, verbose=0)
-    assert model.temperature > 1.2 * fitted_temperature(seen, labels, SEEN)
+    model = few_shot.NearestCentroid(data.identity(8)).adapt(support, labels)
+    seen = model.layers[-1].temperature * model.predict(support, verbose=0)
+    assert model.layers[-1].temperature > 1.2 * fitted_temperature(seen, labels, SEEN)
 
 
 def test_one_example_per_class():
-    inputs = keras.Input((8,))
-    backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
     support, labels, _, _ = blobs(1, 1, seed=0)
-    logits = few_shot.NearestCentroid(backbone).adapt(support, labels).predict(support)
+    logits = (
+        few_shot.NearestCentroid(data.identity(8)).adapt(support, labels).predict(support)
+    )
     found = as_numpy(keras.ops.softmax(logits))[np.arange(3), labels]
     assert np.exp(np.mean(np.log(found))) == pytest.approx(0.92, abs=0.07)
 
 
 def test_neighbors_and_the_plain_model_have_the_temperature():
-    inputs = keras.Input((8,))
-    backbone = keras.Model(inputs, keras.layers.Identity()(inputs))
     support, labels, queries, _ = blobs(4, 5, seed=0)
-    model = few_shot.NeighborhoodLearner(backbone).adapt(support, labels)
+    model = few_shot.NeighborhoodLearner(data.identity(8)).adapt(support, labels)
     found = model.neighbors(queries, k=len(support), effects=True)
     after, before = model.predict(queries, verbose=0), model(queries, adapt=False)
     np.testing.assert_allclose(found.after, after, rtol=1e-5, atol=1e-6)

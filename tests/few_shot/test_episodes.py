@@ -153,11 +153,21 @@ def test_from_dataset():
 
 
 def test_equal_episodes_have_equal_fingerprints():
-    changes = {}, {"seed": 1}, {"ways": 2}, {"scale": 2}, {"images": IMAGES + 1}
+    changes = [{}, {"seed": 1}, {"ways": 2}, {"scale": 2}, {"images": IMAGES + 1}]
+    changes += [{"images": IMAGES.view("int32"), "scale": None}]
     found = [make_sampler(**each).fingerprint for each in changes]
-    assert len(set(found)) == 5
+    found += [make_sampler(scale=None).fingerprint]
+    assert len(set(found)) == 7
     again = make_sampler(IMAGES.copy(order="F"), list(LABELS))
     assert found[0] == again.fingerprint and len(again.fingerprint) == 16
+
+
+def test_text_stays_as_it_is():
+    texts = [f"text {number}" for number in range(len(LABELS))]
+    samplers = [make_sampler([*each]) for each in (texts, np.array(texts, object))]
+    assert samplers[0].fingerprint == samplers[1].fingerprint
+    assert samplers[0].fingerprint != make_sampler(texts[::-1]).fingerprint
+    assert set(samplers[0].episode(0).support_images) <= set(texts)
 
 
 def with_few_bees(**options):
@@ -186,6 +196,8 @@ test_errors = refusing(
     (lambda: make_sampler(shots=0), "`shots` must be a positive integer.*shots=0"),
     (lambda: make_sampler(queries=1.5), "`queries` must be a positive .*queries=1.5"),
     (lambda: make_sampler(scale=0), "`scale` must be a finite number above .*scale=0"),
+    (lambda: make_sampler(["text"] * 84, scale=0.5), "`scale` must be None for text"),
+    (lambda: make_sampler([object()] * 84), "`images` must be numbers or text"),
     (lambda: make_sampler(seed=-1), "`seed` must be an integer of at least 0.*seed=-1"),
     (
         lambda: make_sampler(shots=5, queries=8),

@@ -121,6 +121,10 @@ def test_bad_arguments(sampler):
     for argument, value in (("episodes", 1), ("batch_size", 0), ("start", -1)):
         with pytest.raises(ValueError, match=f"`{argument}` must be"):
             evaluate(knowing(0), sampler, **{argument: value})
+    with pytest.raises(ValueError, match="`sampler` must be an `EpisodeSampler`"):
+        evaluate(sampler, knowing(0))
+    with pytest.raises(ValueError, match="`learner` must be"):
+        evaluate(None, sampler)
     with pytest.raises(ValueError, match=r"\(4, 12, 4\)\. Received: .*\(4, 12, 5\)"):
         evaluate(lambda episode: np.zeros((4, 12, 5)), sampler, 8)
 

@@ -304,7 +304,7 @@ def with_two_outputs():
         (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"shape=\(None, 4, 4, 2\)"),
         (lambda: of_layers(layers.Flatten(), layers.Dense(1)), {}, "for two or more ways"),
         (with_two_outputs, {}, "`model` must have one output, the logits"),
-        (with_two_outputs, {"inner_loss": "mse"}, "one output of known sizes"),
+        (with_two_outputs, {"inner_loss": "mse"}, "`model` must have one output"),
     ],
 )
 def test_errors(make, options, message):

@@ -81,7 +81,7 @@ def test_steps_in_training_at_test_and_of_adapt_equal_those_written_out(tmp_path
     for each in (adapted, reloaded(adapted, tmp_path)):
         found = each.predict(inputs[2][0], verbose=0)
         np.testing.assert_allclose(found, as_numpy(model(inputs))[0], atol=1e-5)
-        assert each.class_names is None
+        assert not hasattr(each.layers[-1], "class_names")
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,19 @@ def test_targets_of_any_shape_and_any_loss(outputs, loss, tmp_path):
     np.testing.assert_array_equal(again.predict(inputs, verbose=0), found)
 
 
-def test_weights_of_targets_with_several_axes():
-    inputs, targets = episodes(4, 3)  # As many episodes as rows, so that shapes mislead.
-    model = compiled(MAML(network(4, 3), inner_steps=1, inner_loss="mse"))
-    errors = np.mean((as_numpy(model(inputs)) - targets) ** 2, axis=(2, 3))
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+@pytest.mark.parametrize("outputs", [(), (1,), (4, 3), (2, 2, 2)])
+def test_weights_of_episodes_and_queries_for_outputs_of_all_axes(outputs, reduction):
+    inputs, targets = episodes(*outputs)  # As many episodes as rows: shapes mislead.
+    loss = keras.losses.MeanSquaredError(reduction)
+    model = compiled(MAML(network(*outputs), inner_steps=1, inner_loss="mse"), loss)
+    errors = (as_numpy(model(inputs)) - targets) ** 2
+    errors = np.mean(errors.reshape(*errors.shape[:2], -1), axis=2)
     for weights in (np.arange(4.0), np.arange(24.0).reshape(4, 6)):
         found = model.evaluate(inputs, targets, sample_weight=weights, verbose=0)
-        expected = np.mean(errors * weights.reshape(4, -1))
+        every = np.broadcast_to(weights.reshape(4, -1), errors.shape)
+        by_weight = reduction == "mean_with_sample_weight"
+        expected = np.sum(errors * every) / (every.sum() if by_weight else every.size)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
@@ -136,7 +142,7 @@ def test_bad_targets():
         with pytest.raises(ValueError, match=message):
             model.fit(inputs, given, verbose=0)
     for given, message in (
-        (y[0, :, 0], "`y` must have the shape of the outputs"),
+        (y[0, :, 0], "`y` must be of the shape of the outputs"),
         (None, "`y` must be given, unless"),
         (with_nan(y[0]), "`y` must be finite"),
     ):

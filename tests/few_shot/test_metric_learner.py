@@ -71,10 +71,6 @@ def test_batch_normalization_policies(policy, training):
         if policy == "support":
             of_queries = of_support
             update = statistics(support, (0, 1))
-        else:  # All sets count the same, whatever their sizes.
-            pairs = zip(of_support, of_queries, strict=True)
-            means, variances = (np.concatenate(each) for each in pairs)
-            update = [means.mean(axis=0), variances.mean(axis=0) + means.var(axis=0)]
     gamma, beta = stored[:2]
     support, queries = (
         (images - mean) / np.sqrt(variance + layer.epsilon) * gamma + beta
@@ -128,7 +124,17 @@ def test_dropout_and_noise_are_off_by_episode():
         (lambda s, y, q: (s, y % 2, q), r"at least once.*the labels \[0, 1\] in episode 0"),
         (lambda s, y, q: (s, y, np.inf * q), "`query_images` must be finite"),
         (lambda s, y, q: (s, y), r"call `adapt`.*Received: input_shape=\[\("),
-        (lambda s, y, q: s, "call `adapt`.*Received"),
+        *(
+            (wrong, r"Inputs must be .*call `adapt`.*: input_shape=")
+            for wrong in (
+                lambda s, y, q: s,
+                lambda s, y, q: (s[:, 1:], y, q),
+                lambda s, y, q: (s, y[..., None], q),
+                lambda s, y, q: (s, y, q[..., 1:]),
+                lambda s, y, q: (s, y, q[:, 0]),
+                lambda s, y, q: (s[:1], y[:1], q),
+            )
+        ),
         (lambda s, y, q: Batches(((s, y + 1, q), y)), r"the labels \[1, 2, 3\]"),
         (lambda s, y, q: iterated(((s, y - 1, q), y)), r"the labels \[-1, 0, 1\]"),
     ],
@@ -166,20 +172,6 @@ def test_support_labels_outside_the_classes_in_a_later_batch():
             model.fit(batches, steps_per_epoch=2, shuffle=False, verbose=0)
 
 
-def test_shapes_that_do_not_fit():
-    s, y, q = data.episodes()[0]
-    for wrong in (
-        s,
-        (s[:, 1:], y, q),
-        (s, y[..., None], q),
-        (s, y, q[..., 1:]),
-        (s, y, q[:, 0]),
-        (s[:1], y[:1], q),
-    ):
-        with pytest.raises(ValueError, match=r"Inputs must be .*: input_shape="):
-            proto().predict(wrong)
-
-
 def test_weights_of_episodes_and_of_queries():
     inputs, labels = data.episodes(batch=data.QUERIES)  # As many, so that shapes mislead.
     model = proto()
@@ -205,6 +197,32 @@ def test_backbones_it_cannot_take():
         few_shot.ProtoNet(sequences).build([(2, 6, None, 2), (2, 6), (2, 4, None, 2)])
     with pytest.raises(ValueError, match="`loss` must take logits"):
         proto().compile("adam", "sparse_categorical_crossentropy")
+
+
+@pytest.mark.parametrize("structure", [lambda x: {"logits": x}, lambda x: [x]])
+def test_one_output_in_a_dict_or_list(structure):
+    """It is refused by name; a finetuner takes it, because it makes a new classifier."""
+    inputs, _ = data.episodes()
+    image = keras.Input((data.SIZE,))
+    model = keras.Model(image, structure(keras.layers.Dense(data.WAYS)(image)))
+    for make in (few_shot.ProtoNet, few_shot.MAML):
+        with pytest.raises(ValueError, match=r"must have one output.*Received"):
+            make(model)(inputs)
+    assert few_shot.Finetuner(model, data.WAYS, steps=1)(inputs).shape == (2, 4, 3)
+
+
+def test_a_loss_of_a_subclass_without_training():
+    class Own(few_shot.ProtoNet):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return 2 * super().compute_loss(x, y, y_pred, sample_weight)
+
+    inputs, labels = data.episodes()
+    losses = []
+    for kind in (few_shot.ProtoNet, Own):
+        model = kind(data.identity(), data.WAYS, learn_temperature=True)
+        model.compile("sgd", LOSS, run_eagerly=True)
+        losses.append(model.fit(inputs, labels, verbose=0).history["loss"][0])
+    np.testing.assert_allclose(losses[1], 2 * losses[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +265,7 @@ def test_subclasses_keep_the_arguments_that_they_pass_on():
     assert (again.temperature, again.ways) == (0.1, data.WAYS)
     (support, labels, queries), _ = data.episodes()
     model = own.adapt(support[0], labels[0])
-    adapted = model.temperature * model.predict(queries[0], verbose=0)
+    adapted = model.layers[-1].temperature * model.predict(queries[0], verbose=0)
     np.testing.assert_allclose(adapted, own((support, labels, queries))[0], rtol=1e-4)
     maml = MAMLWithKeywords(
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), inner_steps=2
@@ -270,7 +288,9 @@ def test_images_without_a_last_axis_of_one():
         found = learner.predict(episode, verbose=0)
         np.testing.assert_allclose(found, learner((support, labels, queries)), rtol=1e-4)
         model = learner.adapt(episode[0][0], labels[0])
-        adapted = model.temperature * model.predict(queries[0, ..., 0], verbose=0)
+        adapted = model.layers[-1].temperature * model.predict(
+            queries[0, ..., 0], verbose=0
+        )
         np.testing.assert_allclose(adapted, found[0], rtol=1e-3, atol=1e-5)
 
 

@@ -54,18 +54,6 @@ def test_rate_zero_is_the_nearest_centroid():
     assert np.abs(adapted - expected).max() > 0.01
 
 
-def test_a_support_example_without_features_adapts_too():
-    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Identity()])
-    learner = few_shot.NeighborhoodLearner(backbone, 2)
-    support = np.eye(4, dtype="float32")
-    support[3] = 0.0
-    labels = np.arange(4) % 2
-    expected = learner.predict([each[None] for each in (support, labels, support)], 1, 0)
-    model = learner.adapt(support, labels)
-    found = model.temperature * model.predict(support, verbose=0)
-    np.testing.assert_allclose(found, expected[0], rtol=1e-4, atol=1e-5)
-
-
 def test_features_that_overflow_do_not_adapt():
     backbone = keras.Sequential([keras.Input((4,)), keras.layers.Rescaling(1e30)])
     learner = few_shot.NeighborhoodLearner(backbone, 2)
