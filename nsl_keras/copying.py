@@ -26,7 +26,7 @@ def copied(model: Any) -> Any:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = pathlib.Path(folder) / "model.keras"
-        known = stack.enter_context(_registered(model))
+        known = stack.enter_context(registered(model))
         # Keras warns of functions that another process could not load.
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         try:
@@ -37,6 +37,14 @@ def copied(model: Any) -> Any:
                 "`model` must be one that Keras can save and load. Received: model "
                 f"{model.name!r}, with {_unsaved(model)}"
             ) from error
+    sizes = [(len(_parts(each)), len(each.variables)) for each in (model, copy)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            "`model` must be one that Keras can save and load. Received: model "
+            f"{model.name!r}, whose loaded copy has {sizes[1]} layers and variables instead "
+            f"of {sizes[0]}: layers must share weights through Keras's graph alone, and "
+            "make all weights from their configuration"
+        )
     # Flags of layers before those of variables, which layers pass on.
     pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
     for part, new in pairs:
@@ -55,11 +63,13 @@ def paired_variables(model: Any, copy: Any) -> list[tuple[Any, Any]]:
     for part, new in reversed(_paired_parts(model, copy)):  # From the inside.
         taken = {id(each) for each in partners.values()}
         left = [each for each in new.variables if id(each) not in taken]
-        for variable in part.variables:
-            if id(variable) not in partners:
-                partner = next(each for each in left if each.name == variable.name)
-                partners[id(variable)] = partner
-                left = [each for each in left if each is not partner]
+        own = [each for each in part.variables if id(each) not in partners]
+        names = [each.name for each in left]
+        if sorted(names) == sorted(each.name for each in own):
+            # Pairs of one name are in the same order.
+            left.sort(key=lambda each: each.name)
+            own.sort(key=lambda each: each.name)
+        partners |= {id(each): new for each, new in zip(own, left, strict=True)}
     return [(variable, partners[id(variable)]) for variable in model.variables]
 
 
@@ -72,7 +82,7 @@ def _parts(model: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _registered(model: Any) -> Iterator[dict[str, Any]]:
+def registered(model: Any) -> Iterator[dict[str, Any]]:
     """Yields classes and functions of a model that Keras would not find, by name.
 
     In the context functions have names of their own, because Keras would copy the code of a
@@ -80,7 +90,8 @@ def _registered(model: Any) -> Iterator[dict[str, Any]]:
     """
     parts = _parts(model)
     held = [each for part in parts for value in vars(part).values() for each in _in(value)]
-    classes = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
+    kinds = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
+    classes = [kind for kind in kinds if "<locals>" in kind.__qualname__]
     known: dict[str, Any] = {
         keras.saving.get_registered_name(kind): kind for kind in classes
     }

@@ -125,7 +125,7 @@ def save_model(
         # Without a plain equivalent, the model itself is written.
         served = model if isinstance(model, EpisodicLearner) else fold(model)
     layers: list[Any] = [None, *getattr(model, "layers", ())]
-    names = getattr(layers[-1], "class_names", None)
+    names = getattr(model, "class_names", None)
     functions = {**_signatures_of(served, k, names), **further}
 
     def guarded(function: Function) -> Function:

@@ -49,8 +49,8 @@ def require_graph(model: Any) -> None:
 
 
 def graph_of(model: Any) -> keras.Model:
-    """Returns what conversions change: a model, or the backbone of a model that has one."""
-    graph = getattr(model, "backbone", model)
+    """Returns what conversions change: a model, or a Meta-Neighborhoods model's backbone."""
+    graph = model.backbone if hasattr(model, "neighborhood") else model
     require_graph(graph)
     return graph
 

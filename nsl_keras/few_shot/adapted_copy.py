@@ -8,8 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, graphs, nesting
-from nsl_keras.copying import copied, paired_variables
+from nsl_keras import graphs, nesting
+from nsl_keras.copying import copied, paired_variables, registered
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
     classifier_of,
@@ -60,7 +60,9 @@ def _new_classifier(layer: keras.layers.Layer, ways: int) -> keras.layers.Layer:
     start: dict[str, Any] = {}
     if not isinstance(layer, CosineDense):
         start = {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
-    return configs.remade(layer, units=ways, trainable=True, **start)
+    changes = {"units": ways, "trainable": True, **start}
+    with registered(layer) as known, keras.saving.custom_object_scope(known):
+        return type(layer).from_config(layer.get_config() | changes)
 
 
 def cut(

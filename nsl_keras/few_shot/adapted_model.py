@@ -65,8 +65,8 @@ class Adapting:
         """Returns a Keras model that classifies single examples into new classes.
 
         Its outputs are the learner's logits for queries, with `x` as the support set,
-        divided by a temperature: their softmax gives calibrated probabilities. Its last
-        layer is a `ClassLogits`, with the attributes `class_names` and `temperature`. The
+        divided by a temperature: their softmax gives calibrated probabilities. The model
+        has the attributes `class_names` and `temperature`, of a last `ClassLogits`. The
         temperature is fitted to examples of `x` that the learner classifies from the rest:
         one example per class is held out at a time, or a fifth of them if there are more
         than five. If every class has a single example, the temperature is fitted to the
@@ -103,7 +103,7 @@ class Adapting:
         >>> model = learner.adapt(images, ["fox", "owl", "owl", "fox", "elk", "elk"])
         >>> model.predict(images, verbose=0).argmax(axis=1).tolist()
         [1, 2, 2, 1, 0, 0]
-        >>> model.layers[-1].class_names
+        >>> model.class_names
         ('elk', 'fox', 'owl')
         """
         files = (

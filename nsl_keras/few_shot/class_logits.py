@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32, wide_dtype
+from nsl_keras.backend import Tensor, at_least_float32
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -48,6 +48,9 @@ class ClassLogits(keras.layers.Layer):
         "Temperature scaling".
     """
 
+    #: `convert.fold` keeps the layer, because no layer of Keras holds names.
+    stays_in_fold = True
+
     def __init__(
         self, class_names: Sequence[str], temperature: float = 1.0, **kwargs: Any
     ) -> None:
@@ -77,11 +80,6 @@ class ClassLogits(keras.layers.Layer):
         inputs = at_least_float32(inputs)
         return inputs / ops.cast(self.divisor, inputs.dtype)
 
-    def fold(self) -> keras.layers.Rescaling:
-        """Returns a plain Keras layer that computes the same, without the names."""
-        dtype = wide_dtype(self.variable_dtype)
-        return keras.layers.Rescaling(1 / self.temperature, dtype=dtype, name=self.name)
-
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
@@ -91,3 +89,41 @@ class ClassLogits(keras.layers.Layer):
             "class_names": [*self.class_names],
             "temperature": self.temperature,
         }
+
+
+class NamesClasses(keras.Model):
+    """Private mixin of models with a `ClassLogits`, in their attribute `classes`."""
+
+    classes: ClassLogits | None
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes, in the order of the logits; `None` in a regression."""
+        return self.classes and self.classes.class_names
+
+    @property
+    def temperature(self) -> float | None:
+        """The number by which logits are divided; `None` in a regression."""
+        return self.classes and self.classes.temperature
+
+    def calibrate(self, temperature: float) -> None:
+        """Divides the logits by another temperature from now on."""
+        if self.classes is None:
+            raise ValueError(
+                "`calibrate` needs a classifier. Received: a model without class names"
+            )
+        self.classes.calibrate(temperature)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class AdaptedModel(NamesClasses, keras.Sequential):
+    """What `adapt` returns: a network, and the `ClassLogits` of new classes.
+
+    `class_names`, `temperature` and `calibrate` are those of the last layer.
+    """
+
+    @property
+    def classes(self) -> ClassLogits | None:  # type: ignore[override]
+        """The last layer, if it is a `ClassLogits`."""
+        last = self.layers[-1]
+        return last if isinstance(last, ClassLogits) else None

@@ -18,6 +18,7 @@ from nsl_keras import backend, graphs, validation
 from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
 from nsl_keras.few_shot.adapted_copy import adapted_copy, copy_with_classifier, cut
 from nsl_keras.few_shot.adapted_model import Adaptation, Adapting
+from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
 from nsl_keras.few_shot.episodic_learner import episode_shapes, shapes_of
 from nsl_keras.few_shot.functional import (
@@ -168,7 +169,7 @@ class Finetuner(Adapting):
         state += zip(self._after.variables, values, strict=True)
         new = {id(variable): value for variable, value in state}
         layers = adapted_copy(self._copy, self.batch_normalization, support, new)
-        return Adaptation(keras.Sequential([*layers, head]), self, np.asarray(images))
+        return Adaptation(AdaptedModel([*layers, head]), self, np.asarray(images))
 
     def _scores(
         self,

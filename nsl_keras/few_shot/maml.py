@@ -18,6 +18,7 @@ from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
 from nsl_keras.few_shot.adapted_copy import adapted_copy
 from nsl_keras.few_shot.adapted_model import Adaptation
+from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
 from nsl_keras.graphs import require_linear
@@ -245,5 +246,5 @@ class MAML(EpisodicLearner):
         values = self._values_after(support, targets, training=False)
         new = dict(zip(map(id, self.functional.variables), values, strict=True))
         layers = adapted_copy(self.model, self.batch_normalization, support, new)
-        model = keras.Sequential([*layers, head] if head else layers)
+        model = AdaptedModel([*layers, head] if head else layers)
         return Adaptation(model, self, ops.convert_to_numpy(support))

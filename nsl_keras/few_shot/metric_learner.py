@@ -14,6 +14,7 @@ from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
 from nsl_keras.few_shot.adapted_model import Adaptation
+from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import (
     FunctionalModel,
@@ -94,7 +95,7 @@ class MetricLearner(EpisodicLearner):
         support.build(features.shape)
         support.features.assign(features)
         support.labels.assign(labels)
-        model = keras.Sequential([*layers, support, head])
+        model = AdaptedModel([*layers, support, head])
         return Adaptation(model, learner, ops.convert_to_numpy(features))
 
     def _of_features(self, features: Tensor, ways: int) -> MetricLearner:

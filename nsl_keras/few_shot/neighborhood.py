@@ -13,7 +13,7 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_copy import adapted_copy
 from nsl_keras.few_shot.adapted_model import Adaptation
-from nsl_keras.few_shot.class_logits import ClassLogits
+from nsl_keras.few_shot.class_logits import ClassLogits, NamesClasses
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.cosine import CosineDense
@@ -172,7 +172,7 @@ class NeighborhoodLearner(MetricLearner):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class AdaptedNeighborhoods(MetaNeighborhoodModel):
+class AdaptedNeighborhoods(NamesClasses, MetaNeighborhoodModel):
     """Meta-Neighborhoods on a support set; `classes` divides all logits."""
 
     def __init__(
@@ -193,8 +193,12 @@ class AdaptedNeighborhoods(MetaNeighborhoodModel):
         self, inputs: Any, k: int, by: str = "attention", effects: bool = False
     ) -> Neighbors:
         found = super().neighbors_of_batch(inputs, k, by, effects)
-        names = ["before", "after", *["output_changes"] * (found.output_changes is not None)]
-        return found._replace(**{each: self.classes(getattr(found, each)) for each in names})
+        changes = found.output_changes
+        return found._replace(
+            before=self.classes(found.before),
+            after=self.classes(found.after),
+            output_changes=None if changes is None else self.classes(changes),
+        )
 
     def _without_adaptation(self) -> keras.Model:
         plain = super()._without_adaptation()

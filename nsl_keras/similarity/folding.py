@@ -21,9 +21,9 @@ def fold(model: keras.Model) -> keras.Model:
     become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` becomes a Sequential of a normalization to unit length
     and a `keras.layers.Dense`. So does the nearest centroid that `few_shot` adapted with
-    cosines, or with distances of normalized features; `few_shot.ClassLogits` becomes a
-    `keras.layers.Rescaling`, which holds no names. The support sets of other metric
-    learners stay, and their models need this package. Graph, names and `trainable` flags
+    cosines, or with distances of normalized features. The support sets of other metric
+    learners, and the `few_shot.ClassLogits` of what `adapt` returned, stay: the file of
+    such a model needs this package. Graph, names and `trainable` flags
     stay, so to train further, unfreeze what `add_similarity` froze. The model costs as
     much as the plain network.
 
@@ -83,7 +83,11 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
     parts = [layer, *sublayers(layer)]
     kin = [part for part in parts if "plain" in vars(type(part))]
     inside = {id(each) for part in kin for each in sublayers(part)}
-    ours = [part for part in parts if _is_ours(part) and id(part) not in inside]
+    ours = [
+        part
+        for part in parts
+        if _is_ours(part) and not getattr(part, "stays_in_fold", id(part) in inside)
+    ]
     has_kin = _is_replaced(layer) or all(part in kin for part in ours)
     return has_kin and not is_dynamic(layer)
 
