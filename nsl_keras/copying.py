@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import pathlib
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -41,9 +42,8 @@ def copied(model: Any) -> Any:
     if sizes[0] != sizes[1]:
         raise ValueError(
             "`model` must be one that Keras can save and load. Received: model "
-            f"{model.name!r}, whose loaded copy has {sizes[1]} layers and variables instead "
-            f"of {sizes[0]}: layers must share weights through Keras's graph alone, and "
-            "make all weights from their configuration"
+            f"{model.name!r}, whose loaded copy has {sizes[1]} layers and variables, "
+            f"not {sizes[0]}, as if layers held layers of others"
         )
     # Flags of layers before those of variables, which layers pass on.
     pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
@@ -91,7 +91,7 @@ def registered(model: Any) -> Iterator[dict[str, Any]]:
     parts = _parts(model)
     held = [each for part in parts for value in vars(part).values() for each in _in(value)]
     kinds = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
-    classes = [kind for kind in kinds if "<locals>" in kind.__qualname__]
+    classes = [kind for kind in kinds if not _is_imported(kind)]
     known: dict[str, Any] = {
         keras.saving.get_registered_name(kind): kind for kind in classes
     }
@@ -108,6 +108,11 @@ def _in(value: Any) -> list[Any]:
     """Returns a layer's attribute and, of an object that is no layer, its attributes."""
     is_object = hasattr(value, "get_config") and not isinstance(value, keras.layers.Layer)
     return [value, *(vars(value).values() if is_object else ())]
+
+
+def _is_imported(kind: type) -> bool:
+    """Whether Keras finds a class by the name of its module."""
+    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 
 def _is_found(function: Any) -> bool:

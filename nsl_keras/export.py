@@ -124,7 +124,6 @@ def save_model(
     with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):
         # Without a plain equivalent, the model itself is written.
         served = model if isinstance(model, EpisodicLearner) else fold(model)
-    layers: list[Any] = [None, *getattr(model, "layers", ())]
     names = getattr(model, "class_names", None)
     functions = {**_signatures_of(served, k, names), **further}
 

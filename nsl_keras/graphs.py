@@ -49,7 +49,7 @@ def require_graph(model: Any) -> None:
 
 
 def graph_of(model: Any) -> keras.Model:
-    """Returns what conversions change: a model, or a Meta-Neighborhoods model's backbone."""
+    """Returns what conversions change: a model, or the backbone of one with neighbors."""
     graph = model.backbone if hasattr(model, "neighborhood") else model
     require_graph(graph)
     return graph

@@ -94,7 +94,7 @@ class ClassLogits(keras.layers.Layer):
 class NamesClasses(keras.Model):
     """Private mixin of models with a `ClassLogits`, in their attribute `classes`."""
 
-    classes: ClassLogits | None
+    classes: Any
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -123,7 +123,7 @@ class AdaptedModel(NamesClasses, keras.Sequential):
     """
 
     @property
-    def classes(self) -> ClassLogits | None:  # type: ignore[override]
+    def classes(self) -> ClassLogits | None:
         """The last layer, if it is a `ClassLogits`."""
         last = self.layers[-1]
         return last if isinstance(last, ClassLogits) else None

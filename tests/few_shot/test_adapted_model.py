@@ -159,10 +159,10 @@ def test_folded_models(name):
     folded = convert.fold(model)
     expected = model.predict(SUPPORT, verbose=0)
     np.testing.assert_allclose(folded.predict(SUPPORT, verbose=0), expected, atol=1e-4)
-    heads = type(folded.layers[1]), type(folded.layers[-1])
-    assert type(folded) is keras.Sequential and heads[1] is keras.layers.Rescaling
+    assert folded.class_names == model.class_names == tuple(NAMES)
+    assert folded.temperature == model.temperature
     ours = [each for each in nesting.sublayers(folded) if "nsl" in type(each).__module__]
-    assert is_plain == (not ours)
+    assert folded.layers[-1] in ours and is_plain == (len(ours) == 1)
 
 
 @pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])

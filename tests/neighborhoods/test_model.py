@@ -164,8 +164,7 @@ def test_files_keep_which_parts_are_frozen(path, tmp_path):
     operator.attrgetter(path)(model).trainable = False
     again = reloaded(model, tmp_path)
     names = sorted(variable.name for variable in model.trainable_variables)
-    for each in (again, model.with_backbone(model.backbone)):
-        assert sorted(variable.name for variable in each.trainable_variables) == names
+    assert sorted(variable.name for variable in again.trainable_variables) == names
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
@@ -240,7 +239,6 @@ test_bad_use = refusing(
     (lambda: make_model().inner_learning_rates, "`inner_learning_rates` needs a built"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
     (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
-    (lambda: make_model().with_backbone(None), "`with_backbone` needs a built layer"),
     (lambda: of_images().neighbors(X[:2, :4, None]), r"\(None, 2, 4, 1\).*\(2"),
     (lambda: make_model().initialize_from(iter([])), "yield at least one batch"),
     (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),

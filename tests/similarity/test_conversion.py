@@ -363,7 +363,7 @@ def test_backbones_of_models_with_neighbors():
     assert difference(added, folded, IMAGES) <= 1e-5
     with_film = add_film(model)
     assert difference(model, with_film, IMAGES) == 0
-    assert layers.InstanceFiLM in classes_of(with_film.backbone)
+    assert any(hasattr(each, "film") for each in with_film.backbone.layers)
     with_our_norms = convert_batch_norms(model)
     assert difference(model, with_our_norms, IMAGES) == 0
     assert layers.BatchNormalization in classes_of(with_our_norms.backbone)
