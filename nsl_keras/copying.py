@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import pathlib
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -91,7 +90,8 @@ def registered(model: Any) -> Iterator[dict[str, Any]]:
     parts = _parts(model)
     held = [each for part in parts for value in vars(part).values() for each in _in(value)]
     kinds = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
-    classes = [kind for kind in kinds if not _is_imported(kind)]
+    # Of a class of its own Keras may have an operation of the same name.
+    classes = [kind for kind in kinds if kind.__module__.partition(".")[0] != "keras"]
     known: dict[str, Any] = {
         keras.saving.get_registered_name(kind): kind for kind in classes
     }
@@ -108,11 +108,6 @@ def _in(value: Any) -> list[Any]:
     """Returns a layer's attribute and, of an object that is no layer, its attributes."""
     is_object = hasattr(value, "get_config") and not isinstance(value, keras.layers.Layer)
     return [value, *(vars(value).values() if is_object else ())]
-
-
-def _is_imported(kind: type) -> bool:
-    """Whether Keras finds a class by the name of its module."""
-    return getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind
 
 
 def _is_found(function: Any) -> bool:

@@ -98,16 +98,15 @@ from_classifier = nsl_keras.MetaNeighborhoodModel.from_classifier
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-@pytest.mark.parametrize("units", [1, 2, 2003])
-def test_every_activation_is_kept_exactly_or_refused(task, units):
+def test_every_activation_is_kept_exactly_or_refused(task):
     """`from_classifier` predicts what its source predicts, whatever function ends it."""
-    if task == "classification" and units == 1:
-        return
+    units = 2003 if task == "classification" else 1
     for name in ACTIVATIONS:
-        for source in (
-            stack(layers.Dense(units, name)),
-            stack(layers.Dense(units), layers.Activation(name)),
+        for end in (
+            [layers.Dense(units, name)],
+            [layers.Dense(units), layers.Activation(name)],
         ):
+            source = keras.Sequential([keras.Input((6,)), *end])
             try:
                 model = from_classifier(source, 3, task=task, inner_learning_rate=1e-9)
             except ValueError as error:

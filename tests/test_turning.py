@@ -51,8 +51,8 @@ def test_autocast_is_switched_off_and_on():
             return super().call(inputs)
 
     layer = Reads(2, dtype="mixed_bfloat16")
+    layer.build((None, 3))
     for autocast, dtype in ((True, "bfloat16"), (False, "float32"), (True, "bfloat16")):
-        layer.build((None, 3))
         built_layers.set_autocast(layer.kernel, autocast)
         layer(np.ones((1, 3), "float32"))
         assert keras.backend.standardize_dtype(layer.read) == dtype
