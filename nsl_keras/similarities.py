@@ -99,7 +99,7 @@ class Similarity(abc.ABC):
             self.shared_by: Any = validation.one_of(shared_by, sharing, "shared_by")
         else:
             self.shared_by = validation.positive_integer(shared_by, "shared_by")
-        self.learn_shape = learn_shape
+        self.learn_shape = validation.boolean(learn_shape, "learn_shape")
         self.shape_threshold = validation.fraction(shape_threshold, "shape_threshold")
 
     @abc.abstractmethod

@@ -96,40 +96,46 @@ MODELS = {
     "adapted": lambda: adapted(few_shot.NearestCentroid),
 }
 CONVERTERS = {
-    "add_similarity": convert.add_similarity,
-    "all trained": lambda model: convert.add_similarity(model, freeze_backbone=False),
+    "add_similarity": lambda model: convert.add_similarity(model, freeze_backbone=False),
     "dynamic": lambda model: convert.add_similarity(model, predictor="sphere"),
     "fold": lambda model: convert.fold(convert.add_similarity(model)),
-    "add_film": convert.add_film,
-    "convert_batch_norms": convert.convert_batch_norms,
-    "all in turn": lambda model: convert.add_film(convert.add_similarity(model)),
+    "all in turn": lambda model: convert.add_film(
+        convert.convert_batch_norms(convert.add_similarity(model))
+    ),
 }
+ON_JAX = ("functional", "separable", "neighborhoods", "adapted")
 
 
-@pytest.mark.jax
 @pytest.mark.long
-@pytest.mark.parametrize("convert_", CONVERTERS.values(), ids=CONVERTERS)
-@pytest.mark.parametrize("name", MODELS)
-def test_training_goes_on_after_loading(name, convert_, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.jax] * (name in ON_JAX)) for name in MODELS],
+)
+def test_training_goes_on_after_loading(name, tmp_path):
     source = MODELS[name]()
     source.compile("adam", LOGITS, run_eagerly=True)
     source.fit(IMAGES, LABELS, verbose=0)
     trained = values(source.variables)
-    model = convert_(source)
-    assert type(model) is type(source)
-    assert getattr(model, "class_names", None) == getattr(source, "class_names", None)
-    assert_close(model(IMAGES), source(IMAGES), 0.03 if "half" in name else 1e-4)
-    for layer in model.layers[-1:]:
-        layer.trainable = True  # The classifier, too.
-    model.compile(keras.optimizers.Adam(0.01), LOGITS, run_eagerly=True)
-    model.fit(IMAGES, LABELS, verbose=0, shuffle=False)
-    model.save(tmp_path / "model.keras")
-    again = keras.models.load_model(tmp_path / "model.keras")
-    assert_all_equal(again.optimizer.variables, model.optimizer.variables)
-    flags = [variable.trainable for variable in model.variables]
-    assert [variable.trainable for variable in again.variables] == flags
-    for each in (model, again):
-        each.fit(IMAGES, LABELS, epochs=2, verbose=0, shuffle=False)
-    for one, other in zip(model.variables, again.variables, strict=True):
-        np.testing.assert_allclose(as_numpy(one), as_numpy(other), atol=1e-5, rtol=1e-4)
+    for converter, convert_ in CONVERTERS.items():
+        model = convert_(source)
+        assert type(model) is type(source)
+        for attribute in ("class_names", "temperature"):
+            expected = getattr(source, attribute, None)
+            assert getattr(model, attribute, None) == expected, converter
+        assert_close(model(IMAGES), source(IMAGES), 0.03 if "half" in name else 1e-4)
+        model.layers[-1].trainable = True  # The classifier, too.
+        model.compile(keras.optimizers.Adam(0.01), LOGITS, run_eagerly=True)
+        model.fit(IMAGES, LABELS, verbose=0, shuffle=False)
+        model.save(tmp_path / f"{converter}.keras")
+        again = keras.models.load_model(tmp_path / f"{converter}.keras")
+        assert_all_equal(again.optimizer.variables, model.optimizer.variables)
+        flags = [variable.trainable for variable in model.variables]
+        assert [variable.trainable for variable in again.variables] == flags
+        for each in (model, again):
+            each.compile(each.optimizer, LOGITS, run_eagerly=True)
+            each.fit(IMAGES, LABELS, verbose=0, shuffle=False)
+        for one, other in zip(model.variables, again.variables, strict=True):
+            if "seed_generator" not in one.path:  # Keras saves no state of random numbers.
+                close = {"atol": 1e-5, "rtol": 1e-4, "err_msg": f"{converter}, {one.path}"}
+                np.testing.assert_allclose(as_numpy(one), as_numpy(other), **close)
     assert_all_equal(source.variables, trained)

@@ -1,5 +1,6 @@
 """Copies of models: exact, and sharing nothing with their sources."""
 
+import functools
 import types
 
 import keras
@@ -10,7 +11,7 @@ from helpers import keras_3_15
 from keras import ops
 
 import nsl_keras
-from nsl_keras import nesting
+from nsl_keras import graphs, nesting
 from nsl_keras.copying import copied, paired_variables
 
 RNG = np.random.default_rng(2)
@@ -314,3 +315,72 @@ def test_names_of_functions_stay():
     )
     model.layers[0].activation = named_as_a_function_of_keras
     assert copied(model).layers[0].activation is named_as_a_function_of_keras
+
+
+@keras.saving.register_keras_serializable("test_copying")
+class Tied(keras.layers.Layer):
+    """Holds another layer, and computes with its kernel."""
+
+    def __init__(self, source, **kwargs):
+        super().__init__(**kwargs)
+        self.source = source
+
+    def call(self, inputs):
+        return ops.matmul(inputs, ops.transpose(self.source.kernel))
+
+    def get_config(self):
+        source = keras.saving.serialize_keras_object(self.source)
+        return super().get_config() | {"source": source}
+
+    @classmethod
+    def from_config(cls, config):
+        source = keras.saving.deserialize_keras_object(config["source"])
+        return cls(**config | {"source": source})
+
+
+def test_tied_weights_stay_tied():
+    inputs, dense = keras.Input((8, 8, 2)), keras.layers.Dense(5)
+    hidden = dense(keras.layers.Flatten()(keras.layers.Conv2D(4, 3)(inputs)))
+    model = keras.Model(inputs, Tied(dense)(hidden))
+    for convert in CONVERSIONS:
+        converted = convert(model)
+        assert converted.layers[-1].source is converted.layers[-2]
+        assert_predicts_as(converted, model)
+
+
+def test_a_predictor_shared_across_a_nested_model_stays_shared():
+    shared = nsl_keras.predictors.SharedSimilarityPredictor(adapted_filters=2)
+    convolution = functools.partial(
+        nsl_keras.layers.NeuralSimilarityConv2D, 2, 3, padding="same", predictor=shared
+    )
+    inner = keras.Sequential(
+        [keras.Input((8, 8, 2)), convolution(), keras.layers.BatchNormalization()]
+    )
+    end = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((8, 8, 2)), inner, convolution(), *end])
+    for convert in (
+        nsl_keras.convert.convert_batch_norms,
+        nsl_keras.convert.add_film,
+        lambda model: nsl_keras.MetaNeighborhoodModel.from_classifier(model, 4).backbone,
+    ):
+        one, two = (each for each in graphs.layers(convert(model)) if is_similar(each))
+        assert one.predictor is two.predictor and one.predictor is not shared
+
+
+def is_similar(layer):
+    return hasattr(layer, "bilinear_form")
+
+
+def test_ragged_inputs_stay_ragged():
+    inputs = keras.Input((None, 3), ragged=True)
+    model = keras.Sequential([inputs, keras.layers.BatchNormalization()])
+    for convert in (nsl_keras.convert.convert_batch_norms, nsl_keras.convert.add_film):
+        assert convert(model).inputs[0].ragged
+
+
+def test_paths_stay():
+    inside = nsl_keras.layers.NeuralSimilarityConv2D(2, 3, name="inside")
+    parts = [keras.layers.TimeDistributed(inside, name="frames")]
+    model = keras.Sequential([keras.Input((2, 8, 8, 2)), *parts], name="model")
+    paths = [each.path for each in nsl_keras.convert.fold(model).weights]
+    assert paths == ["model/frames/inside/kernel", "model/frames/inside/bias"]

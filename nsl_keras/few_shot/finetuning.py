@@ -113,6 +113,7 @@ class Finetuner(Adapting):
             batch_normalization, POLICIES, "batch_normalization"
         )
         self.rule = DampenedMomentum() if rule is None else rule
+        validation.boolean(new_classifier, "new_classifier")
         copy, self._sources = copy_with_classifier(model, self.ways, new_classifier)
         adapted = select_variables(copy, variables, "variables")
         classifier = classifier_of(copy)

@@ -138,7 +138,7 @@ class MAML(EpisodicLearner):
             inner_learning_rate, _FORMS[form], dtype=self.dtype_policy
         )
         self.inner_learning_rate = self.rate.initial
-        self.first_order = first_order
+        self.first_order = validation.boolean(first_order, "first_order")
         self.test_inner_steps = validation.optional(
             validation.positive_integer, test_inner_steps, "test_inner_steps"
         )

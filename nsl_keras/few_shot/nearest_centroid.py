@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
@@ -62,7 +63,7 @@ class NearestCentroid(MetricLearner):
     ) -> None:
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
-        self.normalize = normalize
+        self.normalize = validation.boolean(normalize, "normalize")
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         return super().call(inputs, training=False)

@@ -99,7 +99,7 @@ class ProtoNet(MetricLearner):
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
-        self.learn_temperature = learn_temperature
+        self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         if self.learn_temperature:

@@ -111,7 +111,7 @@ class NeighborDictionary(keras.layers.Layer):
         )
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
-        self.learn_temperature = learn_temperature
+        self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
         self.value_scale = validation.positive_number(value_scale, "value_scale")
         self.task = validation.optional(validation.one_of, task, LOSSES, "task")
         self.fixed_values = fixed_values

@@ -81,8 +81,8 @@ class InstanceFiLM(keras.layers.Layer):
             dictionary_size, "dictionary_size"
         )
         self.sharpness = validation.positive_number(sharpness, "sharpness")
-        self.learn_sharpness = learn_sharpness
-        self.residual = residual
+        self.learn_sharpness = validation.boolean(learn_sharpness, "learn_sharpness")
+        self.residual = validation.boolean(residual, "residual")
         self.axis = validation.one_of(axis, (-1, 1), "axis")
         # Made here, not in `build`, for the seed that is set when the layer is made.
         self._key_initializer = keras.initializers.RandomNormal()

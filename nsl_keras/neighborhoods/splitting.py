@@ -60,6 +60,9 @@ def split_classifier(
             f"{[output.shape for output in model.outputs]}, last layer {last.name!r}"
         )
     backbone = graphs.replayed(copy, flat)
+    inputs, outputs = graphs.symbols_of(backbone)
+    if not isinstance(outputs, keras.KerasTensor):  # One output, in a dict or list.
+        backbone = keras.Model(inputs, backbone.outputs[0], name=backbone.name)
     if isinstance(last, keras.layers.Conv2D):
         head = keras.layers.Dense(
             last.filters,

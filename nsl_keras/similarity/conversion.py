@@ -107,6 +107,7 @@ def add_similarity(
     is_new = getattr(predictor, "shared_network", None) is None
     demand = "a new `SharedSimilarityPredictor`, which no layer uses"
     validation.require(is_new, "predictor", demand, predictor)
+    validation.boolean(freeze_backbone, "freeze_backbone")
     places = _chosen(model, similarity, predictor, layers)
     copy = copied(model)
     graph = graphs.graph_of(copy)

@@ -88,7 +88,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def set_similarity(
         self, similarity: Any, predictor: Any, kernel_trainable: bool = True, **own: Any
     ) -> None:
-        self._kernel_trainable = kernel_trainable
+        self._kernel_trainable = validation.boolean(kernel_trainable, "kernel_trainable")
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         fits, groups = predictor is None, getattr(self, "groups", 1)
         validation.require(fits or groups == 1, "groups", "1 with a predictor", groups)
@@ -199,7 +199,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     @kernel_trainable.setter
     def kernel_trainable(self, value: bool) -> None:
-        self._kernel_trainable = value
+        self._kernel_trainable = validation.boolean(value, "kernel_trainable")
         if self.built:
             self._set_flags_of_kernel()
 

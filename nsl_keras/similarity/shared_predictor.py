@@ -86,7 +86,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         self.adapted_filters = validation.positive_integer(
             adapted_filters, "adapted_filters"
         )
-        self.share_adaptations = share_adaptations
+        self.share_adaptations = validation.boolean(share_adaptations, "share_adaptations")
         self.shared_network: Any = None
         # Hidden from Keras: they belong to the layers, which save them.
         object.__setattr__(self, "_adaptations", {})

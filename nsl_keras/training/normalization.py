@@ -107,7 +107,7 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
         super().__init__(axis, momentum, epsilon, **kwargs)
         validation.fraction(self.momentum, "momentum")
         validation.non_negative_number(self.epsilon, "epsilon")
-        self.momentum_warmup = momentum_warmup
+        self.momentum_warmup = validation.boolean(momentum_warmup, "momentum_warmup")
         _require_no_renorm(self)
 
     @property

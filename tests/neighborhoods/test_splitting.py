@@ -135,6 +135,14 @@ def test_a_trained_regressor(targets):
     assert_equal(source(IMAGES), expected)
 
 
+@pytest.mark.parametrize("pack", [lambda each: {"logits": each}, lambda each: [each]])
+def test_one_output_in_a_structure(pack):
+    inputs = keras.Input((4,))
+    outputs = pack(layers.Dense(3)(layers.Dense(5)(inputs)))
+    model = from_classifier(keras.Model(inputs, outputs), 4)
+    assert model(normal(2, 4)).shape == (2, 3)
+
+
 def several_outputs():
     inputs = keras.Input((4,))
     return keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(2)(inputs)])

@@ -247,6 +247,7 @@ CHOOSE = r"`layers` must choose one or more layers of the types Conv1D.* suits: 
         (error_of(layers=["first", "norm"]), rf"{CHOOSE}.*\['first', 'norm'\]"),
         (error_of(layers=lambda layer: False), CHOOSE),
         (error_of(layers=["depthwise"], similarity="full"), f"{CHOOSE}'first', 'pointw"),
+        (error_of(freeze_backbone="no"), "`freeze_backbone` must be True or False"),
         (error_of(predictor="tree"), "`predictor` must be one of"),
     ],
 )
