@@ -204,11 +204,9 @@ def _tables_in(part: Any) -> Iterator[Any]:
     """Yields the lookup tables in a layer: an archive of Keras finds variables alone."""
     import tensorflow as tf
 
+    kind = tf.saved_model.experimental.TrackableResource
     if isinstance(part, keras.layers.Layer):
-        for layer in (part, *nesting.sublayers(part)):
-            for value in tree.flatten(list(vars(layer).values())):
-                if isinstance(value, tf.saved_model.experimental.TrackableResource):
-                    yield value
+        yield from (each for each in nesting.values_in(part) if isinstance(each, kind))
 
 
 def _spec(tensor: Any) -> keras.InputSpec:

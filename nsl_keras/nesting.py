@@ -17,6 +17,11 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
     A layer comes before the layers inside it. The order does not depend on when attributes
     were set.
     """
+    return (each for each in values_in(layer) if isinstance(each, keras.layers.Layer))
+
+
+def values_in(layer: Layer) -> Iterator[Any]:
+    """Yields what a layer's attributes hold, at any depth: `sublayers`, and all else."""
     seen = {id(layer)}
     waiting: list[Any] = [vars(layer)]
     while waiting:
@@ -30,6 +35,8 @@ def sublayers(layer: Layer) -> Iterator[Layer]:
             waiting.extend(value[key] for key in sorted(value, key=str, reverse=True))
         elif isinstance(value, (list, tuple, set)):
             waiting.extend(reversed(list(value)))
+        else:
+            yield value
 
 
 class KeepsFrozen(keras.layers.Layer):

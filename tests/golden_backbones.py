@@ -47,12 +47,9 @@ def supershallownet(input_shape):
 
 
 def unit_and_role(layer):
-    """`stage_0_block_1_layer_2` and `convolution`, of a layer named after both.
-
-    An iFiLM is named after the layer that it follows, `{unit}_{role}_film`.
-    """
+    """`stage_0_block_1_layer_2` and `convolution`, of a layer named after both."""
     unit, _, role = layer.name.rpartition("_")
-    return (unit.rpartition("_")[0], role) if role == "film" else (unit, role)
+    return unit, role
 
 
 def authors_variables(model, rename=lambda name: name):
@@ -64,8 +61,8 @@ def authors_variables(model, rename=lambda name: name):
             variables[f"{rename(name)}.W"] = layer.kernel
         elif role == "normalization":
             variables |= normalization_variables(f"{rename(name)}.bn", layer)
-        elif role == "film":
-            variables |= film_variables(f"{rename(name)}.film", layer)
+        if hasattr(layer, "film"):
+            variables |= film_variables(f"{rename(name)}.film", layer.film)
     return variables
 
 

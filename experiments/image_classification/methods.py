@@ -314,15 +314,9 @@ def build(
     features = BACKBONES[backbone](input_shape, **options)
     if method.film:
         # Ten entries, as in Appendix A.2.
-        features = nsl_keras.convert.add_film(features, film_follows, 10)
-
-        def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
-            is_film = isinstance(layer, nsl_keras.layers.InstanceFiLM)
-            own = method.film_options if is_film else {}
-            return type(layer).from_config({**layer.get_config(), **own})
-
-        if method.film_options:
-            features = keras.models.clone_model(features, clone_function=clone)
+        features = nsl_keras.convert.add_film(
+            features, film_follows, dictionary_size=10, **method.film_options
+        )
     kind = keras.layers.Dense if method.dot_product else nsl_keras.layers.CosineDense
     return method.model(features, kind(classes, name="classifier"), dictionary, seed)
 

@@ -207,9 +207,9 @@ def test_rows_of_meta_neighborhoods(narrow):
     assert made["neighborhoods_3_diagonal"].neighborhood.inner_steps == 3
     assert made["neighborhoods_3_diagonal"].neighborhood.learning_rate_form == "diagonal"
     films = [
-        (layer.residual, layer.learn_sharpness)
+        (layer.film.residual, layer.film.learn_sharpness)
         for layer in made["neighborhoods_film_paper"].backbone.layers
-        if isinstance(layer, nsl_keras.layers.InstanceFiLM)
+        if hasattr(layer, "film")
     ]
     assert films and set(films) == {(False, False)}  # MN Eq. (4)
     assert made["neighborhoods_temperature"].dictionary.learn_temperature

@@ -152,7 +152,7 @@ class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
 
     Args:
         Same as `BatchNormalization`, plus:
-        dictionary_size: See `InstanceFiLM`.
+        film_options: Dictionary of arguments of `InstanceFiLM` except `axis`, or `None`.
 
     Raises:
         ValueError: See both layers; at build, if `axis` is neither the last axis nor the
@@ -162,11 +162,9 @@ class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2.
     """
 
-    def __init__(self, *args: Any, dictionary_size: int = 10, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, film_options: Any = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.dictionary_size = validation.positive_integer(
-            dictionary_size, "dictionary_size"
-        )
+        self.film_options = film_options
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
@@ -181,9 +179,8 @@ class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
                 f"Received: {self.name!r} with axis={self.axis} for {rank} axes"
             )
         axis = -1 if self.axis % rank == rank - 1 else 1
-        self.film = InstanceFiLM(
-            self.dictionary_size, axis=axis, dtype=self.dtype_policy, name="film"
-        )
+        options = {"axis": axis, "dtype": self.dtype_policy, "name": "film"}
+        self.film = InstanceFiLM(**{**(self.film_options or {}), **options})
         self.film.build(input_shape)
 
     def call(
@@ -192,13 +189,13 @@ class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
         return self.film(super().call(inputs, training=training, mask=mask), mask=mask)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "dictionary_size": self.dictionary_size}
+        return {**super().get_config(), "film_options": self.film_options}
 
 
 def add_film(
     model: keras.Model,
     where: str | Callable[[keras.layers.Layer], Any] = "all",
-    dictionary_size: int = 10,
+    **film_options: Any,
 ) -> keras.Model:
     """Returns a copy of a model with an `InstanceFiLM` behind each batch norm.
 
@@ -215,7 +212,8 @@ def add_film(
         where: `"all"` chooses every batch norm, as in the paper, and `"last"` only the last
             batch norm of the graph. A function from a batch norm to a bool chooses some.
             Batch norms inside predictors and subclassed models do not count.
-        dictionary_size: int, the number of entries of each iFiLM.
+        **film_options: Arguments of `InstanceFiLM`, such as `dictionary_size`; `axis` is
+            that of each batch norm.
 
     Returns:
         A model of the class of `model`.
@@ -240,7 +238,6 @@ def add_film(
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.2.
     """
-    dictionary_size = validation.positive_integer(dictionary_size, "dictionary_size")
     if not callable(where):
         validation.one_of(where, ("all", "last"), "where")
     layers = graphs.layers(graphs.graph_of(model))
@@ -268,7 +265,7 @@ def add_film(
     for layer in chosen:
         turn(layer)  # A batch norm of Keras into ours, which has all that is needed.
         with turned(layer, ModulatedBatchNormalization) as input_shape:
-            layer.dictionary_size = dictionary_size
+            layer.film_options = film_options
             layer.build_film(input_shape)
     # An iFiLM is trained, also behind a frozen batch norm of a frozen model.
     nesting.unfreeze_holders(graph, chosen)

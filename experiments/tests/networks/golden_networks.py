@@ -10,12 +10,13 @@ from keras import ops
 
 def authors_units(model, rename=lambda name: name):
     """Our convolutions' and iFiLMs' outputs by the authors' names of units."""
-    suffixes = {"convolution": "", "film": ".film"}
     units = {}
     for layer in model.layers:
         name, role = unit_and_role(layer)
-        if role in suffixes:
-            units[rename(name) + suffixes[role]] = layer.output
+        if role == "convolution":
+            units[rename(name)] = layer.output
+        elif hasattr(layer, "film"):
+            units[f"{rename(name)}.film"] = layer.output
     return units
 
 

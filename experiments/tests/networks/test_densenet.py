@@ -69,7 +69,7 @@ def test_authors_numbers(modulate):
         model = densenet_bc(76, batch_normalization=KERAS_NORMALIZATION)
         assert count(model) == 484_140
         assert model.output_shape == (None, 258)
-        return model if modulate == "None" else convert.add_film(model, modulated, 10)
+        return model if modulate == "None" else convert.add_film(model, modulated)
 
     dtype = DTYPES[0]
     model = build_in(dtype, build)

@@ -37,7 +37,7 @@ def check_authors_numbers(depth, modulate, dtype):
         model = resnet_v2(depth, batch_normalization=KERAS_NORMALIZATION)
         assert count(model) == PARAMETERS[depth]
         assert model.name == f"resnet_v2_{depth}"
-        return model if modulate == "None" else convert.add_film(model, modulated, 10)
+        return model if modulate == "None" else convert.add_film(model, modulated)
 
     model = build_in(dtype, build)
     golden = Golden(f"mn_resnet{depth}_mod{modulate}")

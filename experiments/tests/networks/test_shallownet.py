@@ -23,7 +23,7 @@ def test_authors_numbers(network, modulate):
             model = backbones.convnet4(batch_normalization=KERAS_NORMALIZATION)
         else:
             model = supershallownet((32, 32, 3))
-        return model if modulate == "None" else convert.add_film(model, "all", 10)
+        return model if modulate == "None" else convert.add_film(model, "all")
 
     def authors_name(unit):
         return unit.replace("layer_", "conv")
