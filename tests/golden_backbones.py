@@ -47,9 +47,12 @@ def supershallownet(input_shape):
 
 
 def unit_and_role(layer):
-    """`stage_0_block_1_layer_2` and `convolution`, of a layer named after both."""
+    """`stage_0_block_1_layer_2` and `convolution`, of a layer named after both.
+
+    An iFiLM of its own is named after the layer that it follows, `{unit}_{role}_film`.
+    """
     unit, _, role = layer.name.rpartition("_")
-    return unit, role
+    return (unit.rpartition("_")[0], role) if role == "film" else (unit, role)
 
 
 def authors_variables(model, rename=lambda name: name):
@@ -61,8 +64,9 @@ def authors_variables(model, rename=lambda name: name):
             variables[f"{rename(name)}.W"] = layer.kernel
         elif role == "normalization":
             variables |= normalization_variables(f"{rename(name)}.bn", layer)
-        if hasattr(layer, "film"):
-            variables |= film_variables(f"{rename(name)}.film", layer.film)
+        if role == "film" or hasattr(layer, "film"):
+            film = getattr(layer, "film", layer)
+            variables |= film_variables(f"{rename(name)}.film", film)
     return variables
 
 

@@ -39,8 +39,9 @@ def _of(layer: Any, shape: Any) -> np.ndarray:
             if each["name"] in names and len(each["inbound_nodes"]) > 1:
                 raise ValueError(f"`model` must call {each['name']} once.")
         return sum((_of(each, each.input.shape) for each in counted), np.zeros(2))
-    if isinstance(layer, nsl_keras.layers.InstanceFiLM):
-        return np.array([3 * math.prod(layer.keys.shape), 0])
+    film = getattr(layer, "film", layer)
+    if isinstance(film, nsl_keras.layers.InstanceFiLM):
+        return np.array([3 * math.prod(film.keys.shape), 0])
     if not _counts(layer):
         return np.zeros(2)
     # A transposed convolution puts its kernel at each position of its input.
@@ -51,7 +52,9 @@ def _of(layer: Any, shape: Any) -> np.ndarray:
     if None in sizes:
         raise ValueError(f"`model` must have known sizes. Received: {layer.name}, {shape}")
     positions = math.prod(sizes)
-    kernels = [getattr(layer, name) for name in _KERNELS if hasattr(layer, name)]
+    # A separable layer may have one kernel under two names.
+    found = [getattr(layer, name) for name in _KERNELS if hasattr(layer, name)]
+    kernels = {id(each): each for each in found}.values()
     plain = positions * sum(math.prod(kernel.shape) for kernel in kernels)
     form = getattr(layer, "bilinear_form", None)
     if form is None or form.network is None:  # A static `M` folds into the kernel.
@@ -65,4 +68,5 @@ def _of(layer: Any, shape: Any) -> np.ndarray:
 def _counts(layer: Any) -> bool:
     is_convolution, is_dense = hasattr(layer, "kernel_size"), hasattr(layer, "units")
     kinds = keras.Model, nsl_keras.layers.InstanceFiLM
-    return is_convolution or is_dense or isinstance(layer, kinds)
+    has_film = hasattr(layer, "film")
+    return is_convolution or is_dense or has_film or isinstance(layer, kinds)

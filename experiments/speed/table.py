@@ -36,6 +36,8 @@ def measured(results: pathlib.Path, group: str) -> list[dict]:
 
 def _times(results: pathlib.Path, group: str) -> str:
     found = measured(results, group)
+    if not found:
+        return f"### {group}\n\nNot run."
     rows = [
         [
             *(row["case"], row["candidate"], row["baseline"], each["xla"]),

@@ -7,6 +7,20 @@ from golden_files import gradients, recipe_weights
 from helpers import as_numpy
 from keras import ops
 
+from nsl_keras.layers import InstanceFiLM
+
+
+def with_films(model, follows):
+    """A clone with an iFiLM after the layers that `follows` chooses, of any kind."""
+
+    def call(layer, *args, **kwargs):
+        outputs = layer(*args, **kwargs)
+        if not follows(layer):
+            return outputs
+        return InstanceFiLM(name=f"{layer.name}_film")(outputs)
+
+    return keras.models.clone_model(model, call_function=call)
+
 
 def authors_units(model, rename=lambda name: name):
     """Our convolutions' and iFiLMs' outputs by the authors' names of units."""
@@ -15,7 +29,7 @@ def authors_units(model, rename=lambda name: name):
         name, role = unit_and_role(layer)
         if role == "convolution":
             units[rename(name)] = layer.output
-        elif hasattr(layer, "film"):
+        elif role == "film" or hasattr(layer, "film"):
             units[f"{rename(name)}.film"] = layer.output
     return units
 

@@ -15,8 +15,11 @@ from golden_files import DTYPES, Golden
 from keras import ops
 
 from experiments.networks.resnet import resnet_v1, resnet_v2
-from experiments.tests.networks.golden_networks import authors_units, check_backbone
-from nsl_keras import convert
+from experiments.tests.networks.golden_networks import (
+    authors_units,
+    check_backbone,
+    with_films,
+)
 
 PARAMETERS = {29: 838_160, 56: 1_655_120}
 
@@ -37,7 +40,7 @@ def check_authors_numbers(depth, modulate, dtype):
         model = resnet_v2(depth, batch_normalization=KERAS_NORMALIZATION)
         assert count(model) == PARAMETERS[depth]
         assert model.name == f"resnet_v2_{depth}"
-        return model if modulate == "None" else convert.add_film(model, modulated)
+        return model if modulate == "None" else with_films(model, modulated)
 
     model = build_in(dtype, build)
     golden = Golden(f"mn_resnet{depth}_mod{modulate}")
