@@ -94,7 +94,7 @@ def fit(strategy, make, x, y, batch, rate=0.002, callbacks=(), **options):
 
 
 def weights_of(model):
-    weights = [each for each in model.variables if "seed" not in each.path]
+    weights = [each for each in model.weights if "seed" not in each.path]
     return np.concatenate([np.ravel(each.numpy()) for each in weights]).tolist()
 
 
