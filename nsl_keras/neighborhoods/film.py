@@ -195,7 +195,7 @@ class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
 def add_film(
     model: keras.Model,
     where: str | Callable[[keras.layers.Layer], Any] = "all",
-    **film_options: Any,
+    **kwargs: Any,
 ) -> keras.Model:
     """Returns a copy of a model with an `InstanceFiLM` behind each batch norm.
 
@@ -212,7 +212,7 @@ def add_film(
         where: `"all"` chooses every batch norm, as in the paper, and `"last"` only the last
             batch norm of the graph. A function from a batch norm to a bool chooses some.
             Batch norms inside predictors and subclassed models do not count.
-        **film_options: Arguments of `InstanceFiLM`, such as `dictionary_size`; `axis` is
+        **kwargs: Arguments of `InstanceFiLM`, such as `dictionary_size`; `axis` is
             that of each batch norm.
 
     Returns:
@@ -265,7 +265,7 @@ def add_film(
     for layer in chosen:
         turn(layer)  # A batch norm of Keras into ours, which has all that is needed.
         with turned(layer, ModulatedBatchNormalization) as input_shape:
-            layer.film_options = film_options
+            layer.film_options = kwargs
             layer.build_film(input_shape)
     # An iFiLM is trained, also behind a frozen batch norm of a frozen model.
     nesting.unfreeze_holders(graph, chosen)

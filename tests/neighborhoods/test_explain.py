@@ -3,7 +3,7 @@
 import adapting_heads as heads
 import numpy as np
 import pytest
-from helpers import as_numpy, normal
+from helpers import as_numpy, assert_close, normal
 from keras import ops
 
 import nsl_keras
@@ -147,5 +147,5 @@ def test_a_model_s_effects_are_optional():
     expected = np.argsort(-as_numpy(model.dictionary.attention(x)))[:, :5]
     np.testing.assert_array_equal(found.indices, expected)
     assert found.output_changes is None
-    np.testing.assert_allclose(found.after, model(x), rtol=1e-5)
+    assert_close(found.after, model(x))
     assert model.neighbors(x, effects=True).output_changes.shape == (16, 5, 3)
