@@ -45,8 +45,12 @@ class Foldable(keras.layers.Layer):
         """Returns a new plain Keras layer that computes the same, with weights of its own.
 
         Raises:
-            ValueError: If the layer is not built, or has no plain equivalent.
+            ValueError: If the layer is not built, or has no plain equivalent: derived
+                classes have none, because they may compute something else.
         """
+        exact = "plain" in vars(type(self))
+        demand = f"called on a layer that computes as {self.plain.__name__} does"
+        validation.require(exact, "fold", demand, type(self).__name__)
         self.folded_variables()  # Raises without a plain equivalent.
         validation.built(self, "fold")
         copy: Any = copied(self)

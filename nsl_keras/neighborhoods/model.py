@@ -460,6 +460,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         Graphs traced in this context, and written before the weights change, contain the
         result.
         """
+        validation.built(self, "constants_computed")
         self.neighborhood.update_constants()
         with self.neighborhood.constants.used():
             yield
@@ -468,8 +469,9 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
     def export(
         self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
     ) -> None:
-        if self.built:  # Keras refuses a model that was never called, as after loading.
-            self(_symbols_of(self.get_build_config()["input_shape"]))
+        validation.built(self, "export")
+        # Keras refuses a model that was never called, as after loading.
+        self(_symbols_of(self.get_build_config()["input_shape"]))
         with self.constants_computed():
             super().export(filepath, format, *args, **kwargs)
         if format == "onnx":

@@ -211,6 +211,10 @@ test_errors = refusing(
     (lambda: InstanceFiLM(sharpness=0), "`sharpness` must be a finite number"),
     (lambda: InstanceFiLM(axis=2), "`axis` must be one of -1, 1"),
     (lambda: InstanceFiLM().build((2, 4, None)), "axis of the input must be known"),
+    (
+        lambda: add(model=net(keras.layers.BatchNormalization())).layers[0].fold(),
+        "`fold` must be called on .*=.ModulatedBatchNormalization'",
+    ),
     (lambda: add("every"), "`where` must be one of 'all', 'last'"),
     (lambda: add(named("rule")), "which chooses none of 'net'"),
     (lambda: add(named("relu")), "none of 'net'"),

@@ -238,6 +238,7 @@ test_bad_use = refusing(
     (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
     (lambda: make_model().inner_learning_rates, "`inner_learning_rates` needs a built"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
+    (lambda: make_model().export("folder"), "`export` needs a built layer"),
     (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
     (lambda: of_images().neighbors(X[:2, :4, None]), r"\(None, 2, 4, 1\).*\(2"),
     (lambda: make_model().initialize_from(iter([])), "yield at least one batch"),
