@@ -198,6 +198,8 @@ def test_mixed_precision_and_frozen_layers():
     keras.config.set_dtype_policy("float32")
     assert {film.compute_dtype for film in films_of(new_model)} == {"float16"}
     assert not new_model.get_layer("first_norm").trainable
+    model.trainable = False
+    assert len(convert.add_film(model).trainable_variables) == 3 * 4
     assert all(film.trainable for film in films_of(new_model))
     check_start(model, new_model)
 

@@ -312,6 +312,9 @@ def test_a_backbone_that_is_not_frozen():
     plain = keras.Model(images, keras.layers.Dense(2, name="head")(base(images)))
     model = add_similarity(plain, freeze_backbone=False)
     assert trainable_names(model) == ["bias", "kernel"] + ["similarity"] * 3
+    plain.trainable = False
+    model = add_similarity(plain, freeze_backbone=False)
+    assert trainable_names(model) == ["similarity"] * 3
 
 
 def test_similarities_that_were_there_before_are_frozen_too():
