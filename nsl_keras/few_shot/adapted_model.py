@@ -72,7 +72,7 @@ class Adapting:
         than five. If every class has a single example, the temperature is fitted to the
         support set itself, with a target of 0.92. A `MAML` with an `inner_loss` returns the
         adapted network. The model shares no weights with the learner. Import nsl_keras
-        before you load its `.keras` file, or fold it (`convert.fold`).
+        before you load its `.keras` file, folded (`convert.fold`) or not.
 
         Args:
             x: Array or list of the support examples; or a data set of batches `(examples,
