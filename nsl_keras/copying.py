@@ -20,10 +20,14 @@ def copied(model: Any) -> Any:
     """Returns a copy of a built model or layer, not compiled, as from its `.keras` file.
 
     Functions and classes need not be registered. The copy keeps each `trainable` flag, also
-    of layers inside other layers.
+    of layers inside other layers. Similarities inside layers whose configs do not contain
+    them are set aside meanwhile: the file would lose them.
     """
     validation.built(model, "copy")
+    inside = [part for part in _parts(model) if getattr(part, "is_inside", False)]
     with contextlib.ExitStack() as stack:
+        for part in inside:
+            stack.enter_context(part.set_aside())
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = pathlib.Path(folder) / "model.keras"
         known = stack.enter_context(registered(model))
@@ -37,13 +41,16 @@ def copied(model: Any) -> Any:
                 "`model` must be one that Keras can save and load. Received: model "
                 f"{model.name!r}, with {_unsaved(model)}"
             ) from error
-    sizes = [(len(_parts(each)), len(each.variables)) for each in (model, copy)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            "`model` must be one that Keras can save and load. Received: model "
-            f"{model.name!r}, whose loaded copy has {sizes[1]} layers and variables, "
-            f"not {sizes[0]}, as if layers held layers of others"
-        )
+        sizes = [(len(_parts(each)), len(each.variables)) for each in (model, copy)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                "`model` must be one that Keras can save and load. Received: model "
+                f"{model.name!r}, whose loaded copy has {sizes[1]} layers and variables, "
+                f"not {sizes[0]}, as if layers held layers of others"
+            )
+        new_inside = [new for part, new in _paired_parts(model, copy) if part in inside]
+    for part, new in zip(inside, new_inside, strict=True):
+        part.turn_alike(new)
     # Flags of layers before those of variables, which layers pass on.
     pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
     for part, new in pairs:

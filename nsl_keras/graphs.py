@@ -6,7 +6,9 @@ samples of it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import keras
@@ -49,11 +51,20 @@ def require_graph(model: Any) -> None:
         )
 
 
-def graph_of(model: Any) -> keras.Model:
+def root_of(model: Any) -> keras.Model:
     """Returns what conversions change: a model, or the backbone of one with neighbors."""
-    graph = model.backbone if hasattr(model, "neighborhood") else model
-    require_graph(graph)
-    return graph
+    root = model.backbone if hasattr(model, "neighborhood") else model
+    is_built = isinstance(root, keras.Model) and root.built
+    demand = "a built model of Keras 3: start it with a `keras.Input`, or call it on data"
+    validation.require(is_built, "model", demand, root)
+    return root
+
+
+def graph_of(model: Any) -> keras.Model:
+    """Returns `root_of` a model, which must be a functional or Sequential model."""
+    root = model.backbone if hasattr(model, "neighborhood") else model
+    require_graph(root)
+    return root
 
 
 def symbols_of(model: Any) -> tuple[Any, Any]:
@@ -87,20 +98,32 @@ def name_shapes(model: Any, inputs: Any, error: ValueError) -> None:
         ) from error
 
 
-def layers(model: keras.Model) -> list[Layer]:
+def layers(model: keras.Model, is_open: Callable[[Any], bool] = is_graph) -> list[Layer]:
     """Returns the layers of a graph and of the graphs inside it, each once.
 
-    Of `keras.layers.TimeDistributed` it returns the layer inside.
+    Of `keras.layers.TimeDistributed` it returns the layer inside. `is_open` decides whether
+    a layer counts as a graph.
     """
-    require_graph(model)
     found: dict[int, Layer] = {}
-    for each in model.layers:
+    for each in model.layers if is_open(model) else ():
         layer = each.layer if type(each) is keras.layers.TimeDistributed else each
-        if is_graph(layer):
-            found |= {id(inner): inner for inner in layers(layer)}
+        if is_open(layer):
+            found |= {id(inner): inner for inner in layers(layer, is_open)}
         elif not isinstance(layer, keras.layers.InputLayer):
             found[id(layer)] = layer
     return list(found.values())
+
+
+def saves_layers(layer: Any) -> bool:
+    """Whether a layer is a graph whose config contains the configs of its layers.
+
+    Subclasses with a constructor of their own save its arguments instead.
+    """
+    if not is_graph(layer):
+        return False
+    with contextlib.suppress(NotImplementedError, TypeError, ValueError):
+        return isinstance(layer.get_config().get("layers"), list)
+    return False
 
 
 def replayed(model: keras.Model, replacements: dict[int, Layer]) -> keras.Model:

@@ -12,6 +12,7 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilaritySeparableConv2D,
 )
 from nsl_keras.similarity.dense import NeuralSimilarityDense
+from nsl_keras.similarity.einsum import NeuralSimilarityEinsumDense
 from nsl_keras.similarity.global_similarity import GlobalNeuralSimilarity2D
 from nsl_keras.similarity.recurrent import (
     NeuralSimilarityGRU,
@@ -38,6 +39,7 @@ __all__ = [
     "NeuralSimilarityConv3D",
     "NeuralSimilarityDense",
     "NeuralSimilarityDepthwiseConv2D",
+    "NeuralSimilarityEinsumDense",
     "NeuralSimilarityGRU",
     "NeuralSimilarityGRUCell",
     "NeuralSimilarityLSTM",

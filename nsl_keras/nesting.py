@@ -87,6 +87,30 @@ def pass_on_frozen(layer: Layer) -> None:
             each.trainable = False
 
 
+def unfreeze(model: Layer) -> None:
+    """Makes all layers of a model trainable, at any depth.
+
+    Layers with a similarity train their kernel too. Setting `trainable` of a model does not
+    reach layers inside it if the flag of the model stands already. Compile the model again
+    afterwards.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> network = nsl_keras.backbones.convnet4((8, 8, 1))
+    >>> model = keras.Sequential([nsl_keras.convert.add_similarity(network)])
+    >>> nsl_keras.convert.unfreeze(model)
+    >>> len(model.trainable_variables) > 4
+    True
+    """
+    for part in (model, *sublayers(model)):
+        if hasattr(part, "kernel_trainable"):
+            part.kernel_trainable = True
+        part.trainable = False  # Setting a flag to its present value reaches no variables.
+        part.trainable = True
+
+
 @contextlib.contextmanager
 def unfrozen(layer: Layer) -> Iterator[None]:
     """Makes a whole layer trainable inside the context, and restores each flag after it.
@@ -104,6 +128,11 @@ def unfrozen(layer: Layer) -> Iterator[None]:
         yield
     finally:
         set_flags(flags)
+
+
+def forget_functions(model: Any) -> None:
+    """Drops the functions that a model compiled, which know its former layers."""
+    model.train_function = model.test_function = model.predict_function = None
 
 
 def has_plain_kernel(layer: Layer) -> bool:

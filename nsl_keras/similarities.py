@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, outside_traces, wide_dtype
+from nsl_keras.backend import Tensor, at_least_float32, outside_traces, wide_dtype
 
 
 class Similarity(abc.ABC):
@@ -188,6 +188,13 @@ class Diagonal(Similarity):
     def parameters_from(self, matrix: np.ndarray) -> Any:
         return np.diagonal(matrix)
 
+    def start(self, size: int, dtype: str) -> np.ndarray:
+        if isinstance(self.initializer, keras.initializers.Identity):
+            return np.full(
+                size, self.initializer.gain
+            )  # Without a matrix: it may be large.
+        return super().start(size, dtype)
+
     def matrix(self, parameters: Tensor, size: int) -> Tensor:
         # Not `parameters[..., None]`, a slice that LiteRT refuses.
         return ops.expand_dims(parameters, -1) * ops.eye(size, dtype=parameters.dtype)
@@ -316,6 +323,67 @@ class PositiveSemidefinite(Similarity):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
+class Orthogonal(Similarity):
+    """Orthogonal neural similarity: `M^T M = I`, by a Cayley transform.
+
+        M = (I + A) (I - A)^-1,    A^T = -A
+
+    The parameters are the `T (T - 1) / 2` entries of the skew-symmetric `A` below its
+    diagonal, row by row; zeros give the identity. `M` rotates the input, so filters keep
+    their norms and, among filters of one `M`, their angles. A Cayley transform reaches
+    every rotation without the eigenvalue -1. `M` is computed in float32 or wider. Dynamic
+    layers predict `A`.
+
+    Args:
+        **kwargs: Arguments of `Similarity`.
+
+    Raises:
+        ValueError: If an initial `M` is not orthogonal, or has the eigenvalue -1.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityDense(
+    ...     4, similarity="orthogonal", block_size=8)
+    >>> layer.build((None, 32))
+    >>> tuple(layer.bilinear_form.similarity_parameters.shape)
+    (28,)
+
+    Reference:
+        Orthogonal Finetuning (Qiu et al., NeurIPS 2023), Sections 3.2 and 3.3, is the
+        static layer with blocks of features, and a frozen kernel. Neural Similarity
+        Learning (Liu et al., NeurIPS 2019) has no orthogonal `M`.
+    """
+
+    def parameters_from(self, matrix: np.ndarray) -> Any:
+        wide = matrix.astype("float64")
+        identity = np.eye(len(wide))
+        is_orthogonal = np.allclose(wide.T @ wide, identity, atol=1e-4)
+        if not is_orthogonal or np.min(np.abs(np.linalg.eigvals(wide) + 1)) < 1e-3:
+            raise ValueError(
+                "`initializer` must give an orthogonal matrix without the eigenvalue -1 "
+                f"for the similarity 'orthogonal'. Received: {self.initializer!r}"
+            )
+        skew = (wide - identity) @ np.linalg.inv(wide + identity)
+        return skew[np.tril_indices(len(wide), -1)]
+
+    def matrix(self, parameters: Tensor, size: int) -> Tensor:
+        entries = at_least_float32(parameters)
+        # Entry i of the parameters stands at its place below the diagonal; all other
+        # places read the zero that is appended.
+        places = np.full((size, size), entries.shape[-1], "int32")
+        places[np.tril_indices(size, -1)] = np.arange(entries.shape[-1])
+        zero = ops.zeros((*ops.shape(entries)[:-1], 1), dtype=entries.dtype)
+        lower = ops.take(ops.concatenate([entries, zero], axis=-1), places, axis=-1)
+        skew = lower - ops.swapaxes(lower, -1, -2)
+        identity = ops.eye(size, dtype=entries.dtype)
+        # (I + A) and (I - A)^-1 commute.
+        matrix = ops.solve(identity - skew, identity + skew)
+        return ops.cast(matrix, parameters.dtype)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
 class Sparse(Similarity):
     """Sparse neural similarity: only `nonzeros` entries of `M` are nonzero.
 
@@ -410,6 +478,7 @@ KINDS: dict[str, type[Similarity]] = {
     "unconstrained": Unconstrained,
     "symmetric": Symmetric,
     "positive_semidefinite": PositiveSemidefinite,
+    "orthogonal": Orthogonal,
     "sparse": Sparse,
     "full": Full,
 }
@@ -420,9 +489,9 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
 
     Args:
         identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
-            `"positive_semidefinite"`, `"sparse"`, `"full"`, a dictionary from
-            `keras.saving.serialize_keras_object`, or a `Similarity`. Anything else raises
-            a ValueError.
+            `"positive_semidefinite"`, `"orthogonal"`, `"sparse"`, `"full"`, a dictionary
+            from `keras.saving.serialize_keras_object`, or a `Similarity`. Anything else
+            raises a ValueError.
 
     Example:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import graphs, nesting, similarities, validation
-from nsl_keras.backend.built_layers import set_autocast
+from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
@@ -21,8 +22,10 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilarityDepthwiseConv2D,
     NeuralSimilaritySeparableConv2D,
 )
+from nsl_keras.similarity.dense import NeuralSimilarityDense
+from nsl_keras.similarity.einsum import NeuralSimilarityEinsumDense
+from nsl_keras.similarity.folding import is_ours
 from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
-from nsl_keras.turning import turned
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -35,7 +38,9 @@ KIN: dict[type[Layer], Any] = {
         NeuralSimilarityConv2D,
         NeuralSimilarityConv2DTranspose,
         NeuralSimilarityConv3D,
+        NeuralSimilarityDense,
         NeuralSimilarityDepthwiseConv2D,
+        NeuralSimilarityEinsumDense,
         NeuralSimilaritySeparableConv2D,
     )
 }
@@ -45,43 +50,56 @@ def add_similarity(
     model: keras.Model,
     similarity: Any = "diagonal",
     predictor: Any = None,
-    layers: Collection[str] | Callable[[Layer], bool] | None = None,
+    layers: Collection[str] | str | Callable[[Layer], bool] | None = None,
+    block_size: int | None = None,
     freeze_backbone: bool = True,
+    inplace: bool = False,
 ) -> keras.Model:
-    """Returns a new model, not compiled, whose convolutions have a neural similarity.
+    """Returns a model, not compiled, whose layers have a neural similarity.
 
-    The new model, Sequential if `model` is, has the weights of `model` and, before
-    training, its outputs: every `M` starts at the identity. `model` itself does not change,
-    and the two share no weights.
+    The new model has the weights of `model` and, before training, its outputs: every `M`
+    starts at the identity. Graph, names, dtype policies, regularizers and shared layers
+    stay as they are.
 
-    `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D` and `SeparableConv2D`
-    (its depthwise kernel) are converted, also in nested models and inside
-    `TimeDistributed`; derived classes and all other layers stay as they are, and so do
-    graph, names, dtype policies, regularizers and shared layers.
+    `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D`, `SeparableConv2D`
+    (its depthwise kernel), `Dense` and `EinsumDense` can be converted at any depth: in
+    nested models, and in layers that hold layers, such as `keras.layers.MultiHeadAttention`
+    or the blocks of a transformer. Derived classes and all other layers stay as they are.
 
     Args:
-        model: A built functional or Sequential model; of a `MetaNeighborhoodModel` the
-            backbone is converted.
+        model: A built model that Keras can save, or with `inplace` any built model; of a
+            `MetaNeighborhoodModel` the backbone is converted.
         similarity: See `nsl_keras.layers.NeuralSimilarityConv2D`, for example
-            `similarities.Diagonal(learn_shape=True)`.
+            `"orthogonal"` or `similarities.Diagonal(learn_shape=True)`.
         predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A
             `nsl_keras.predictors.SharedSimilarityPredictor`, which must be new, needs
             kernels of the same size; other recipes make a network for each layer.
-        layers: Which convolutions to convert: a collection of names, or a function that
-            takes a layer and returns a bool. `None` converts all whose kernel has more than
-            one tap (position). Grouped convolutions take no predictor, and depthwise
-            convolutions no `"full"` similarity.
+        layers: Which layers to convert: a collection of names or of paths; one string, a
+            regular expression that is searched for in the path of a layer, for example
+            `"attention.*query"`; or a function that takes a layer and returns a bool.
+            `None` converts the convolutions whose kernel has more than one tap (position);
+            with a `block_size`, or in a model without such convolutions, the `Dense` and
+            `EinsumDense` layers except the last.
+        block_size: int or `None`, for layers that read features: `Dense`, `EinsumDense` and
+            1x1 convolutions. See `nsl_keras.layers.NeuralSimilarityDense`; `None` is one
+            block of all features, at most 1,024 unless the similarity is diagonal.
         freeze_backbone: bool, whether to train only the new similarities and predictors.
             All other layers are then frozen, including the classifier, and batch norms run
             in inference mode. (A `MetaNeighborhoodModel` still trains its head and
-            dictionary.) To train the classifier too, set its `trainable`. To finetune the
-            whole network later, set `trainable` of every layer, and `kernel_trainable` of
-            layers with a similarity.
+            dictionary.) To train the classifier too, set its `trainable`;
+            `nsl_keras.convert.unfreeze` makes the whole model trainable.
+        inplace: bool, whether to change `model` itself and return it, as Keras's
+            `enable_lora` does, so that its class, preprocessor and `generate` stay. Compile
+            it again. Otherwise it does not change, and the two share no weights.
+
+    A `.keras` file cannot contain a similarity inside a layer whose config does not know
+    it, such as the layers of attention: `fold` the model before you save it, or keep the
+    trained weights with `nsl_keras.convert.save_task`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, if `layers` chooses none or
-            names a layer that is not convertible, if `predictor` is in use, or if an
-            argument does not fit a layer.
+        ValueError: If `model` is not built, if `layers` chooses none or names a layer that
+            is not convertible, if `predictor` is in use, or if an argument does not fit a
+            layer.
 
     Warns:
         UserWarning: If the outputs may change, because a `nsl_keras.similarities.Sparse`
@@ -101,78 +119,136 @@ def add_similarity(
     {'similarity'}
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4. On features, with
+        `"orthogonal"`, this is Orthogonal Finetuning (Qiu et al., NeurIPS 2023).
     """
     similarity = similarities.get(similarity)
     is_new = getattr(predictor, "shared_network", None) is None
     demand = "a new `SharedSimilarityPredictor`, which no layer uses"
     validation.require(is_new, "predictor", demand, predictor)
     validation.boolean(freeze_backbone, "freeze_backbone")
-    places = _chosen(model, similarity, predictor, layers)
-    copy = copied(model)
-    graph = graphs.graph_of(copy)
-    held = graphs.layers(graph)
-    chosen: list[Any] = [held[place] for place in places]
-    for layer in chosen:
-        with turned(layer, KIN[type(layer)]) as input_shape:
-            layer.set_similarity(
-                similarity, predictor, layer.trainable and not freeze_backbone
-            )
-            # `M^T W` is computed in the dtype of the variables.
-            set_autocast(layer.kernel, False)
-            layer.build_similarity(input_shape)
+    validation.boolean(inplace, "inplace")
+    root = graphs.root_of(model)
+    found = [*nesting.sublayers(root)]
+    chosen = _chosen(root, found, similarity, predictor, layers, block_size)
+    sizes = [_block_size(each, predictor, block_size) for each in chosen]
+    fits = block_size is None or any(sizes)
+    demand = "None: no chosen layer is dense, or a convolution of kernel size 1"
+    validation.require(fits, "block_size", demand, block_size)
+    saved = graphs.layers(root, graphs.saves_layers)
+    are_inside = [each not in saved for each in chosen]
+    fits = not any(are_inside) or not isinstance(predictor, keras.layers.Layer)
+    demand = "None or a recipe for layers that other layers hold"
+    validation.require(fits, "predictor", demand, predictor)
+    if not inplace:
+        places = [found.index(each) for each in chosen]
+        model = copied(model)
+        root = graphs.root_of(model)
+        found = [*nesting.sublayers(root)]
+        chosen = [found[place] for place in places]
+    with variable_scope(root):
+        for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
+            trains = {"kernel_trainable": layer.trainable and not freeze_backbone}
+            KIN[type(layer)].turn(layer, is_inside, similarity, predictor, **trains, **size)
     _warn_of_changes(chosen)
     new = {*chosen, *(each for layer in chosen for each in nesting.sublayers(layer))}
-    for layer in nesting.sublayers(graph):
+    for layer in found:
         if layer in chosen:
             layer.trainable = True  # If it was frozen, only its kernel stays frozen.
         elif freeze_backbone and new.isdisjoint([layer, *nesting.sublayers(layer)]):
             layer.trainable = False
-    nesting.unfreeze_holders(graph, chosen)
-    return copy
+    if freeze_backbone:  # Holders of chosen layers may have weights of their own.
+        kept = {id(variable) for layer in new for variable in layer.variables}
+        for variable in root.variables:
+            if id(variable) not in kept:
+                variable.trainable = False
+    nesting.unfreeze_holders(root, chosen)
+    nesting.forget_functions(model)
+    return model
 
 
-def _chosen(model: Any, similarity: Any, predictor: Any, layers: Any) -> list[int]:
-    """Returns the places of the layers to convert in `graphs.layers`."""
-    found: list[Any] = graphs.layers(graphs.graph_of(model))
-    suited = {
-        place: layer
-        for place, layer in enumerate(found)
-        if type(layer) in KIN and _suits(layer, similarity, predictor)
-    }
-    names = {layer.name for layer in suited.values()}
+def _chosen(
+    model: Any,
+    found: list[Any],
+    similarity: Any,
+    predictor: Any,
+    layers: Any,
+    block_size: int | None,
+) -> list[Any]:
+    """Returns the layers to convert, of all the layers in a model."""
+    ours = [each for each in found if is_ours(each)]
+    inside = {id(part) for each in ours for part in nesting.sublayers(each)}
+    suited = [
+        layer
+        for layer in found
+        if type(layer) in KIN
+        and id(layer) not in inside
+        and _suits(layer, similarity, predictor)
+    ]
+    names = {name for layer in suited for name in (layer.name, layer.path)}
+    is_known = True
     if layers is None:
-        chooses: Any = lambda layer: math.prod(layer.kernel_size) > 1  # noqa: E731
+        chosen = [each for each in suited if _taps(each) > 1 and block_size is None]
+        chosen = chosen or _inner_dense(model, suited)
+    elif isinstance(layers, str):
+        chosen = [each for each in suited if re.search(layers, each.path)]
+    elif callable(layers):
+        chosen = [each for each in suited if layers(each)]
     else:
-        chooses = layers if callable(layers) else lambda layer: layer.name in layers
-    chosen = [place for place, layer in suited.items() if chooses(layer)]
-    is_known = layers is None or callable(layers) or names.issuperset(layers)
+        is_known = names.issuperset(layers)
+        chosen = [each for each in suited if not {each.name, each.path}.isdisjoint(layers)]
     if not chosen or not is_known:
         kinds = dict.fromkeys(type(each).__name__ for each in found)
+        paths = sorted(layer.path for layer in suited)
         raise ValueError(
             "`layers` must choose one or more layers of the types "
             f"{', '.join(each.__name__ for each in KIN)} that the similarity "
-            f"suits: {', '.join(map(repr, sorted(names))) or 'there are none'}. Received: "
+            f"suits: {', '.join(map(repr, paths)) or 'there are none'}. Received: "
             f"layers={layers!r}, and model {model.name!r} of {', '.join(kinds)}"
         )
-    for layer in (suited[place] for place in chosen):
-        if not all(map(nesting.has_plain_kernel, (layer, *nesting.sublayers(layer)))):
+    for layer in chosen:
+        if layer.quantization_mode not in (None, *KIN[type(layer)].quantized):
             raise ValueError(
-                "`layers` must choose layers without LoRA and quantization. "
-                f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
+                "`layers` must choose layers without quantization, or Dense and "
+                f"EinsumDense layers in int8. Received: layer {layer.path!r} of type "
+                f"{type(layer).__name__!r} with dtype={layer.dtype_policy}"
             )
     return chosen
 
 
+def _taps(layer: Any) -> int:
+    return math.prod(getattr(layer, "kernel_size", ()))
+
+
+def _inner_dense(model: Any, suited: list[Any]) -> list[Any]:
+    """Returns the layers that read features, except the last to have made its weights."""
+    dense = [each for each in suited if not hasattr(each, "kernel_size")]
+    places = {id(variable): place for place, variable in enumerate(model.variables)}
+    last = max(dense, key=lambda each: places[id(each.variables[0])], default=None)
+    return [each for each in dense if each is not last]
+
+
+def _block_size(layer: Any, predictor: Any, block_size: int | None) -> dict[str, Any]:
+    """Returns the argument `block_size` of a layer that reads features."""
+    if not hasattr(layer, "kernel_size"):
+        return {"block_size": block_size}
+    takes = "block_size" in KIN[type(layer)].own and predictor is None
+    if not takes or _taps(layer) > 1:
+        return {}
+    return {"block_size": block_size or layer.kernel.shape[-2]}
+
+
 def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> bool:
-    if predictor is not None and getattr(layer, "groups", 1) > 1:
+    is_einsum = isinstance(layer, keras.layers.EinsumDense)
+    if predictor is not None and (is_einsum or getattr(layer, "groups", 1) > 1):
         return False
-    return similarity.shared_by_channels or not hasattr(layer, "depth_multiplier")
+    takes_full = _taps(layer) > 1 and not hasattr(layer, "depth_multiplier")
+    return similarity.shared_by_channels or takes_full
 
 
 def _warn_of_changes(layers: list[Any]) -> None:
     """Warns unless `M` is known to start at the identity."""
-    changed = [layer.name for layer in layers if not _starts_at_identity(layer)]
+    changed = [layer.path for layer in layers if not _starts_at_identity(layer)]
     if changed:
         warnings.warn(
             "The outputs of the model may change: `M` does not start at the identity, or "

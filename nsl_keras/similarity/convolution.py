@@ -13,13 +13,33 @@ from typing import Any
 import keras
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 
+class ConvolutionSimilarity(NeuralSimilarity):
+    """Private mixin: a convolution; if it has one tap, `M` may multiply its features."""
+
+    own = ("kernel_trainable", "block_size")
+
+    def set_similarity(
+        self, similarity: Any, predictor: Any, block_size: int | None = None, **own: Any
+    ) -> None:
+        fits = block_size is None or (predictor is None and {*self.kernel_size} == {1})
+        demand = "None, unless the kernel size is 1 and `predictor` is None"
+        validation.require(fits, "block_size", demand, block_size)
+        super().set_similarity(similarity, predictor, block_size=block_size, **own)
+
+    @property
+    def feature_axes(self) -> tuple[int, ...] | None:
+        """The axis of the channels that a filter reads, with a `block_size`."""
+        return None if self.block_size is None else (self.rank,)
+
+
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
+class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
@@ -39,8 +59,8 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     Args:
         Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
-            `"symmetric"`, `"positive_semidefinite"`, `"sparse"`, `"full"`, or
-            a `nsl_keras.similarities.Similarity`, whose arguments set initializer,
+            `"symmetric"`, `"positive_semidefinite"`, `"orthogonal"`, `"sparse"`, `"full"`,
+            or a `nsl_keras.similarities.Similarity`, whose arguments set initializer,
             regularizer and constraint of `M`, what shares one `M`, and whether the
             kernel's shape is learned too.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
@@ -50,6 +70,10 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
             Requires `groups=1`.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
             Toggling `trainable` does not change it.
+        block_size: int or `None`. With a kernel size of 1 there is one tap, and nothing to
+            compare. A `block_size` makes `M` act on the channels instead, in blocks, as in
+            `NeuralSimilarityDense`. It must divide the channels that a filter reads. Only
+            for static layers.
 
     Call arguments:
         inputs: Tensor of rank 4.
@@ -100,7 +124,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
+class NeuralSimilarityConv1D(ConvolutionSimilarity, keras.layers.Conv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
     This layer, an addition to the paper, is `NeuralSimilarityConv2D` for sequences. The
@@ -124,7 +148,7 @@ class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
+class NeuralSimilarityConv3D(ConvolutionSimilarity, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
     This layer, an addition to the paper, is `NeuralSimilarityConv2D` for volumes. A 3x3x3

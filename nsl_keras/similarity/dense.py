@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from operator import attrgetter
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
+from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
@@ -40,8 +41,40 @@ class VectorForm(DynamicForm):
         return self.parameters_of(prediction, leading, inputs.dtype, penalized)
 
 
+class FeatureSimilarity(NeuralSimilarity):
+    """Private mixin, in front of a Keras layer whose kernel multiplies features.
+
+    A static `M` multiplies a kernel of floats, or the input of an int8 kernel.
+    """
+
+    own = ("kernel_trainable", "block_size")
+    quantized = ("int8",)
+
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """The axes of the input whose features `M` multiplies."""
+        return (-1,)
+
+    def quantized_call(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        axes = [axis % len(inputs.shape) for axis in self.input_axes]
+        order = [axis for axis in range(len(inputs.shape)) if axis not in axes] + axes
+        moved = ops.transpose(inputs, order)
+        vectors = ops.reshape(moved, (-1, self.bilinear_form.features))
+        products = ops.reshape(self.bilinear_form.product(vectors), ops.shape(moved))
+        inputs = ops.transpose(products, np.argsort(order).tolist())
+        return super().quantized_call(inputs, *args, **kwargs)
+
+    def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build_similarity(input_shape)
+        if self.quantization_mode is not None:
+            given, demand = self.predictor, "None in a quantized layer"
+            validation.require(given is None, "predictor", demand, given)
+            given, demand = self.similarity.shared_by, "'layer' or an int in such a layer"
+            validation.require(given != "filter", "shared_by", demand, given)
+
+
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
+class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
     """Dense layer with a learned or predicted bilinear similarity.
 
     With default initializers the static layer equals `keras.layers.Dense`: `M` starts at
@@ -93,8 +126,7 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
 
     plain = keras.layers.Dense
     dynamic_form = VectorForm
-    own = ("kernel_trainable", "block_size")
-    block_size = property(attrgetter("bilinear_form.block_size"))
+    feature_axes = (0,)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return super().call(inputs)
@@ -109,6 +141,3 @@ class NeuralSimilarityDense(NeuralSimilarity, keras.layers.Dense):
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "block_size": self.block_size}

@@ -6,14 +6,14 @@ from typing import Any
 
 import keras
 
-from nsl_keras import graphs
+from nsl_keras import graphs, validation
 from nsl_keras.copying import copied
-from nsl_keras.nesting import sublayers
+from nsl_keras.nesting import forget_functions, sublayers
 from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.turning import Foldable
 
 
-def fold(model: keras.Model) -> keras.Model:
+def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     """Returns a plain Keras model that computes the same as a model with similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
@@ -28,8 +28,12 @@ def fold(model: keras.Model) -> keras.Model:
     much as the plain network.
 
     Args:
-        model: A built functional or Sequential model. It does not change, and shares no
-            weights with the new one. In a `MetaNeighborhoodModel`, the backbone is folded.
+        model: A built model that Keras can save, or with `inplace` any built model. In a
+            `MetaNeighborhoodModel`, the backbone is folded.
+        inplace: bool, whether to change `model` itself and return it; not for models that
+            contain a `CosineDense`. Compile it again. Otherwise it does not change, and
+            shares no weights with the new one. LoRA is merged either way; in place it stays
+            enabled, and starts anew.
 
     Returns:
         A model, not compiled, whose file loads with Keras alone, except for the support
@@ -53,26 +57,36 @@ def fold(model: keras.Model) -> keras.Model:
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4.
     """
-    graph = graphs.graph_of(model)
+    validation.boolean(inplace, "inplace")
+    root = graphs.root_of(model)
+    layers = graphs.layers(root) or root.layers
     unfoldable = [
         f"{layer.name!r} ({'dynamic ' if is_dynamic(layer) else ''}{type(layer).__name__})"
-        for layer in graphs.layers(graph)
-        if not is_foldable(layer) or (_is_replaced(layer) and graph is not model)
+        for layer in layers
+        if not is_foldable(layer)
+        or (_is_replaced(layer) and (root is not model or inplace))
     ]
     if unfoldable:
         raise ValueError(
             "`model` must have a plain Keras equivalent: of this package's layers, only "
             "static similarities, `BatchNormalization` and `CosineDense` (not in a "
-            f"backbone) have one. Received: {', '.join(unfoldable)}"
+            "backbone, and not with `inplace=True`) have one. "
+            f"Received: {', '.join(unfoldable)}"
         )
-    copy: Any = copied(model)
-    layers = graphs.layers(graphs.graph_of(copy))
-    new = {id(each): each.fold() for each in layers if _is_replaced(each)}
-    for layer in layers:
-        for part in () if id(layer) in new else (layer, *sublayers(layer)):
-            if isinstance(part, Foldable):
-                part.turn_back()
-    return graphs.replayed(copy, new) if new else copy
+    folded: Any = model if inplace else copied(model)
+    root = graphs.root_of(folded)
+    new = {id(each): each.fold() for each in graphs.layers(root) if _is_replaced(each)}
+    replaced = {
+        id(part)
+        for layer in graphs.layers(root)
+        if id(layer) in new
+        for part in (layer, *sublayers(layer))
+    }
+    for part in [*sublayers(root)]:
+        if isinstance(part, Foldable) and id(part) not in replaced:
+            part.turn_back()
+    forget_functions(folded)
+    return graphs.replayed(folded, new) if new else folded
 
 
 def is_foldable(layer: keras.layers.Layer) -> bool:
@@ -86,7 +100,7 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
     ours = [
         part
         for part in parts
-        if _is_ours(part) and not getattr(part, "stays_in_fold", id(part) in inside)
+        if is_ours(part) and not getattr(part, "stays_in_fold", id(part) in inside)
     ]
     has_kin = _is_replaced(layer) or all(part in kin for part in ours)
     return has_kin and not is_dynamic(layer)
@@ -95,10 +109,10 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
 def _is_replaced(layer: keras.layers.Layer) -> bool:
     """Whether other layers take the place of a layer, which its `fold` returns."""
     folds = "fold" in vars(type(layer)) and not isinstance(layer, Foldable)
-    return folds and _is_ours(layer)
+    return folds and is_ours(layer)
 
 
-def _is_ours(layer: keras.layers.Layer) -> bool:
+def is_ours(layer: keras.layers.Layer) -> bool:
     """Whether a layer's class is, or derives from, a class of this package."""
     return any(base.__module__.startswith("nsl_keras.") for base in type(layer).__mro__)
 

@@ -33,6 +33,7 @@ class BilinearForm(keras.layers.Layer):
         kernel_size: The number of taps along each axis.
         taps: The number `T` of taps.
         channels: The number of channels that a filter reads; on vectors, of blocks.
+        features: The length of the vectors, for kernels of dense and recurrent layers.
     """
 
     predictor: Any = None
@@ -57,7 +58,7 @@ class BilinearForm(keras.layers.Layer):
             demand = f"a divisor of the {features} features"
             validation.require(features % size == 0, "block_size", demand, size)
             self.kernel_size: tuple[int, ...] = (size,)
-            self.channels = features // size
+            self.features, self.channels = features, features // size
         else:
             self.kernel_size, self.channels = tuple(kernel_shape[:-2]), kernel_shape[-2]
         self.taps = math.prod(self.kernel_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 from keras import ops
@@ -37,9 +37,12 @@ class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
 
     The kernel is kept out of Keras's autocast: equivalent kernels and norms are computed
-    in the variables' dtype. LoRA, DoRA and quantization, which change Keras's `call`, are
-    refused.
+    in the variables' dtype. Quantization, which replaces Keras's `call`, is refused, except
+    for the `quantized` modes of a subclass.
     """
+
+    #: The dtype policies' quantization modes that a subclass computes with.
+    quantized: tuple[str, ...] = ()
 
     operation = staticmethod(ops.conv)
     kernel_name = "kernel"
@@ -56,8 +59,12 @@ class FloatKernel(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.require_plain_kernel()
-        validation.known_axis(input_shape, self.channel_axis, "channel axis")
+        self.require_channels(input_shape)
         super().build(input_shape)
+
+    def require_channels(self, input_shape: tuple[int | None, ...]) -> None:
+        """Raises if the number of channels is unknown."""
+        validation.known_axis(input_shape, self.channel_axis, "channel axis")
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         if kwargs.get("name") == self.kernel_name:
@@ -65,16 +72,13 @@ class FloatKernel(keras.layers.Layer):
         return super().add_weight(*args, **kwargs)
 
     def require_plain_kernel(self) -> None:
-        """Raises if the kernel is quantized, or LoRA computes it."""
-        if self.quantization_mode is not None or getattr(self, "lora_enabled", False):
-            self._refuse()
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ValueError(
-            f"{type(self).__name__} takes no LoRA, DoRA or quantized dtype policy, which "
-            f"replace the kernel. Received: layer {self.name!r} with dtype="
-            f"{self.dtype_policy}"
-        )
+        """Raises if the kernel is quantized in a way that the layer cannot compute with."""
+        if self.quantization_mode not in (None, *self.quantized):
+            allowed = ", ".join(["float", *self.quantized])
+            raise ValueError(
+                f"`dtype` of a {type(self).__name__} must be one of: {allowed}. "
+                f"Received: layer {self.name!r} with dtype={self.dtype_policy}"
+            )
 
     def call(self, inputs: Tensor) -> Tensor:
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
@@ -118,8 +122,6 @@ class FloatKernel(keras.layers.Layer):
             dilation_rate=self.dilation_rate,
         )
 
-    # Keras calls these in `build` for `lora_rank` and `dora_rank`.
-    enable_lora = enable_dora = _refuse
     # `Layer.quantize` raises the error that makes `Model.quantize` skip this layer.
     quantize = keras.layers.Layer.quantize
 

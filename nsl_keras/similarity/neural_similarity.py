@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -11,12 +14,13 @@ from keras import ops
 
 from nsl_keras import nesting, similarities, validation
 from nsl_keras.backend import Tensor
+from nsl_keras.backend.built_layers import remove_attribute, set_autocast, unlocked
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.form import BilinearForm
 from nsl_keras.similarity.kernels import FloatKernel
 from nsl_keras.similarity.static import StaticForm
-from nsl_keras.turning import Foldable
+from nsl_keras.turning import Foldable, turned
 
 #: An entry in the file of a layer with a similarity.
 _MARK = "has_similarity"
@@ -30,6 +34,9 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
     The plain layer refuses the weights that this layer saves: it would ignore those of `M`
     and load the rest.
     """
+
+    #: Whether a layer that does not save this one as its part contains it.
+    is_inside = False
 
     #: The form of a predicted `M(x)`.
     dynamic_form: type[DynamicForm] = DynamicForm
@@ -62,6 +69,19 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         """Builds the `M` of a plain layer that is built."""
         raise NotImplementedError
 
+    def turn_back(self) -> None:
+        vars(self).pop("is_inside", None)
+        super().turn_back()
+
+    def save_assets(self, _: str) -> None:
+        """Raises if a `.keras` file, which Keras is writing, would lose `M`."""
+        if self.is_inside:
+            raise ValueError(
+                f"`{self.path}` has a similarity inside a layer whose config does not "
+                "contain it, so a file of the whole model would lose `M`. Call "
+                "`convert.fold` and save the folded model, or call `convert.save_task`."
+            )
+
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
         store[_MARK] = np.ones(1)  # Keras counts the entries.
@@ -79,11 +99,14 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
+    #: The axes of the kernel whose features `M` multiplies; `None` if it multiplies taps.
+    feature_axes: tuple[int, ...] | None = None
     own: tuple[str, ...] = ("kernel_trainable",)
     own_attributes = ("bilinear_form", "_kernel_trainable")
     # Read-only: the form holds them.
     similarity = property(attrgetter("bilinear_form.similarity"))
     predictor = property(attrgetter("bilinear_form.predictor"))
+    block_size = property(attrgetter("bilinear_form.block_size"))
 
     def set_similarity(
         self, similarity: Any, predictor: Any, kernel_trainable: bool = True, **own: Any
@@ -97,10 +120,15 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the `M` of a plain layer that is built."""
         self.require_plain_kernel()
+        kernel = self.kernel_variable
+        shape, axes = tuple(kernel.shape), self.feature_axes
+        if axes is not None:
+            features = math.prod(shape[axis] for axis in axes)
+            shape = (features, math.prod(shape) // features)
         self.bilinear_form.build(
-            tuple(self.kernel.shape),
+            shape,
             self.filter_axes,
-            kernel_regularizer=self.kernel.regularizer,
+            kernel_regularizer=kernel.regularizer,
             input_shape=tuple(input_shape),
             geometry=self.geometry,
         )
@@ -108,13 +136,60 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         if not self.kernel_trainable:
             self._set_flags_of_kernel()
 
+    @classmethod
+    def turn(cls, layer: Any, is_inside: bool, *args: Any, **own: Any) -> None:
+        """Turns a built plain layer, in place, into one of this class.
+
+        The other arguments are those of `set_similarity`.
+        """
+        with turned(layer, cls) as input_shape:
+            layer.is_inside = is_inside
+            layer.set_similarity(*args, **own)
+            # `M^T W` is computed in the dtype of the variables.
+            set_autocast(layer.kernel_variable, False)
+            layer.build_similarity(input_shape)
+
+    def turn_alike(self, layer: Any) -> None:
+        """Turns a plain layer into a copy of this one, whose kernel it has already."""
+        own = {name: getattr(self, name) for name in self.own}
+        self.turn(layer, self.is_inside, self.similarity, self.predictor, **own)
+        forms = self.bilinear_form, layer.bilinear_form
+        for variable, new in zip(*(each.variables for each in forms), strict=True):
+            new.assign(variable)
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Makes this layer a plain one, without its `M`, in the context."""
+        kind, own = type(self), {name: getattr(self, name) for name in self.own_attributes}
+        for name in own:
+            remove_attribute(self, name)
+        self.__class__ = kind.plain
+        try:
+            yield
+        finally:
+            self.__class__ = kind
+            with unlocked(self):
+                for name, value in own.items():
+                    setattr(self, name, value)
+
     def product(self, inputs: Tensor) -> Tensor:
         """Returns `W^T M x`."""
         kernel = ops.convert_to_tensor(self.kernel)
         if self.predictor is None:
-            kernel = self.bilinear_form(kernel)
+            kernel = self._equivalent(kernel)
             return self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         return self.bilinear_form(inputs, kernel)
+
+    def _equivalent(self, kernel: Tensor) -> Tensor:
+        """Returns `M^T D W`, in the shape of a kernel `W`."""
+        axes = self.feature_axes
+        if axes is None:
+            return self.bilinear_form(kernel)
+        order = [*axes, *(axis for axis in range(len(kernel.shape)) if axis not in axes)]
+        moved = ops.transpose(kernel, order)
+        features = math.prod(kernel.shape[axis] for axis in axes)
+        rows = self.bilinear_form(ops.reshape(moved, (features, -1)))
+        return ops.transpose(ops.reshape(rows, moved.shape), np.argsort(order).tolist())
 
     @property
     def geometry(self) -> Any:
@@ -176,11 +251,23 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             ValueError: If the layer is dynamic, or not built yet.
         """
         self.bilinear_form.require("static", "equivalent_kernel")
-        return self.bilinear_form(ops.convert_to_tensor(self.kernel))
+        return self._equivalent(ops.convert_to_tensor(self.kernel))
+
+    @property
+    def kernel_variable(self) -> keras.Variable:
+        """The weight that holds the kernel; `kernel` adds LoRA, if enabled, to it."""
+        found = (each for each in self.variables if each.name == self.kernel_name)
+        return next(found)  # Own variables come before those of sublayers.
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.bilinear_form.require("static", "fold")
-        return [(self.kernel, self.equivalent_kernel)]
+        is_float = self.quantization_mode is None
+        demand = "float, not quantized, to be folded"
+        validation.require(is_float, "kernel", demand, self.quantization_mode)
+        folded = [(self.kernel_variable, self.equivalent_kernel)]
+        if getattr(self, "lora_enabled", False):  # The folded kernel contains it.
+            folded.append((self.lora_kernel_b, ops.zeros_like(self.lora_kernel_b)))
+        return folded
 
     def turn_back(self) -> None:
         self.kernel_trainable = True
@@ -204,8 +291,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             self._set_flags_of_kernel()
 
     def plain_parts(self) -> list[Any]:
-        """Returns what the plain layer has: kernel, bias, activation."""
-        return [self.kernel, self.bias, self.activation]
+        """Returns what the plain layer trains: kernel, bias, activation."""
+        is_fixed = getattr(self, "lora_enabled", False) or self.quantization_mode
+        return [None if is_fixed else self.kernel_variable, self.bias, self.activation]
 
     def _set_flags_of_kernel(self) -> None:
         for part in self.plain_parts():
@@ -217,7 +305,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             **super().get_config(),
             "similarity": keras.saving.serialize_keras_object(self.similarity),
             "predictor": serialized(self.predictor),
-            "kernel_trainable": self.kernel_trainable,
+            **{name: getattr(self, name) for name in self.own},
         }
 
 

@@ -10,7 +10,11 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.form import BilinearForm
+
+#: The most features of a block, unless `M` is diagonal: `M` would outgrow the kernel.
+_LARGEST = 1024
 
 
 class _Penalty(keras.regularizers.Regularizer):
@@ -71,6 +75,17 @@ class StaticForm(BilinearForm):
             self._blocks = (*of_channels, self.taps, *of_filters)
             self._order = (0, 3, 2, 1, 4)
         self.size = self.taps * (channels // first if full else 1)
+        if (
+            self.on_vectors
+            and self.size > _LARGEST
+            and not isinstance(similarity, Diagonal)
+        ):
+            raise ValueError(
+                "`block_size` must be given, and at most "
+                f"{_LARGEST}, unless the similarity is diagonal: `M` would have "
+                f"{self.size}^2 entries. Received: block_size={self.block_size}, of "
+                f"{self.features} features"
+            )
         leading = () if shared_by == "layer" else (first * second,)
         self._by_matrix = (*leading, self.size, -1, filters // second)
         start = similarity.start(self.size, self.variable_dtype)
@@ -96,6 +111,21 @@ class StaticForm(BilinearForm):
         back = np.argsort(self._order).tolist()
         equivalent = ops.transpose(ops.reshape(equivalent, blocks.shape), back)
         return ops.reshape(equivalent, kernel.shape)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Returns `D M x` for the vectors `x` in rows `(n, features)`, in their dtype."""
+        *counts, channels, taps = self._blocks[:3]
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        blocks = ops.reshape(
+            ops.cast(vectors, parameters.dtype), (-1, *counts, channels, taps)
+        )
+        rows = ops.reshape(ops.moveaxis(blocks, 1, 0), (*self._by_matrix[:-3], -1, taps))
+        products = self.similarity.apply_to_rows(parameters, rows)
+        products = ops.reshape(products, (*counts, -1, channels, taps))
+        products = ops.reshape(ops.moveaxis(products, 0, 1), (-1, self.features))
+        if self.shape_parameters is not None:
+            products = ops.transpose(self.with_shape(ops.transpose(products)))
+        return ops.cast(products, vectors.dtype)
 
     @property
     def similarity_matrix(self) -> Tensor:

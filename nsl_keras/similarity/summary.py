@@ -95,7 +95,8 @@ def summary(model: keras.Model) -> ModelSummary:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1, counts the
         parameters of dynamic similarities this way.
     """
-    layers = graphs.layers(graphs.graph_of(model))
+    root = graphs.root_of(model)
+    layers = graphs.layers(root) or root.layers
     rows = [_row(each, [each]) for each in layers if similarities_of(each)]
     if hasattr(model, "neighborhood"):
         rows += [_row(each, []) for each in (model.head, model.dictionary)]

@@ -1,0 +1,111 @@
+"""The einsum layer with a neural similarity, as attention uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from nsl_keras import validation
+from nsl_keras.backend import Tensor
+from nsl_keras.similarity.dense import FeatureSimilarity
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
+    """Einsum layer with a learned bilinear similarity of the contracted features.
+
+    The features are the axes that the equation sums over, flattened in the order in which
+    the input has them: `d` in `"btd,ndh->btnh"`, `n` and `h` in `"btnh,nhd->btd"`. With a
+    kernel `W` of `n` such features in rows, the layer computes what `NeuralSimilarityDense`
+    does,
+
+        y = W^T M x + b,    M = diag(M_s, ..., M_s)
+
+    With default initializers it equals `keras.layers.EinsumDense`, into which it folds.
+
+    Args:
+        Same as `keras.layers.EinsumDense` and `NeuralSimilarityDense`. A predictor is
+            refused.
+
+    Raises:
+        ValueError: See `NeuralSimilarityDense`; for a predictor; and for equations in which
+            an axis of the kernel is repeated, belongs to both input and output, or to
+            neither.
+
+    Example:
+
+    >>> import keras
+    >>> import nsl_keras
+    >>> layer = nsl_keras.layers.NeuralSimilarityEinsumDense(
+    ...     "btd,ndh->btnh", (None, 2, 4), similarity="orthogonal", block_size=3)
+    >>> tuple(layer(keras.ops.ones((2, 5, 6))).shape)
+    (2, 5, 2, 4)
+    >>> tuple(layer.similarity_matrix.shape)
+    (3, 3)
+
+    Reference:
+        See `NeuralSimilarityDense`. The paper treats no attention.
+    """
+
+    plain = keras.layers.EinsumDense
+
+    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+        demand = "None in an EinsumDense layer"
+        validation.require(predictor is None, "predictor", demand, predictor)
+        super().set_similarity(similarity, predictor, **own)
+        self._axes()  # Raises for an equation that does not fit.
+
+    def _axes(self) -> tuple[list[int], list[int]]:
+        """Returns the contracted axes, of the kernel and of the input counted from its end.
+
+        Both lists have the order of the input.
+        """
+        sides, outputs = self.equation.replace(" ", "").split("->")
+        inputs, kernel = sides.split(",")
+        contracted = [
+            axis
+            for axis in inputs
+            if axis in kernel and axis not in outputs and axis != "."
+        ]
+        others = set(kernel) - {*contracted}
+        is_product = all(axis in outputs and axis not in inputs for axis in others)
+        is_plain = len({*kernel}) == len(kernel) and len({*contracted}) == len(contracted)
+        demand = (
+            "one in which each axis of the kernel occurs once, and in either the input or "
+            "the output"
+        )
+        fits = bool(contracted) and is_product and is_plain
+        validation.require(fits, "equation", demand, self.equation)
+        before = len(inputs.partition("...")[0]) if "..." in inputs else len(inputs)
+        places = [inputs.index(axis) for axis in contracted]
+        return [kernel.index(axis) for axis in contracted], [
+            place if place < before else place - len(inputs) for place in places
+        ]
+
+    @property
+    def feature_axes(self) -> tuple[int, ...]:
+        """The contracted axes of the kernel."""
+        return tuple(self._axes()[0])
+
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """The contracted axes of the input."""
+        return tuple(self._axes()[1])
+
+    @property
+    def filters_shape(self) -> tuple[int, ...]:
+        """The shape of the bias, which broadcasts to the outputs."""
+        return tuple(self.bias.shape)
+
+    def require_channels(self, input_shape: tuple[int | None, ...]) -> None:
+        """Raises if the number of features is unknown."""
+        for axis in self.input_axes:
+            validation.known_axis(input_shape, axis, "contracted axis")
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        return super().call(inputs)
+
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        return ops.einsum(self.equation, inputs, kernel)

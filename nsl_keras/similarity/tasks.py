@@ -1,0 +1,161 @@
+"""One file for each task of a shared network: what the task trained."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import zipfile
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from nsl_keras import nesting, validation
+from nsl_keras.similarity.neural_similarity import similarities_of
+from nsl_keras.training import files
+
+#: Arguments of a similarity that do not change what a trained `M` computes.
+_OF_TRAINING = ("initializer", "regularizer", "constraint")
+
+
+def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Writes the trained weights of a model to a file, without the frozen ones.
+
+    The file contains the trainable weights in float32, moving statistics of trainable batch
+    norms, the kinds of `M`, and a checksum of the frozen weights. It is written whole or
+    not at all. A network of 100 MB needs a few kilobytes for each task if only its `M` and
+    a classifier are trained. LoRA and biases are in the file if they are trainable.
+
+    Args:
+        model: A built model, for example of `nsl_keras.convert.add_similarity`.
+        path: A local path; `save_task` replaces a file there.
+
+    Raises:
+        ValueError: If the model is not built or has no trainable weights.
+
+    Example:
+
+    >>> import os
+    >>> import tempfile
+    >>> import nsl_keras
+    >>> network = nsl_keras.backbones.convnet4((16, 16, 3))
+    >>> photos, scans = (nsl_keras.convert.add_similarity(network) for _ in range(2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "photos.task")
+    ...     nsl_keras.convert.save_task(photos, path)
+    ...     nsl_keras.convert.load_task(scans, path)
+    """
+    trained, frozen = _trained_and_frozen(model)
+    validation.require(trained, "model", "one with trainable weights", model.name)
+    header = {"description": _description(model, trained), "network": _checksum(frozen)}
+    values = [ops.convert_to_numpy(ops.cast(each, "float32")) for each in trained]
+    with files.replacing(files.local(path)) as scratch, open(scratch, "wb") as file:
+        np.savez_compressed(file, json.dumps(header), *values)
+
+
+def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Gives a model the trained weights that `save_task` wrote.
+
+    The model must have the frozen weights, the similarities and the trainable weights of
+    the model that was saved. If a check fails, the model does not change.
+
+    Args:
+        model: A built model that was converted in the same way, from the same network.
+        path: A file of `save_task`.
+
+    Raises:
+        ValueError: If the file is of another network, of other kinds of `M`, of other
+            trainable weights, or no file of `save_task`.
+
+    Example:
+        See `nsl_keras.convert.save_task`.
+    """
+    trained, frozen = _trained_and_frozen(model)
+    try:
+        with np.load(files.local(path), allow_pickle=False) as file:
+            first, *values = (file[f"arr_{number}"] for number in range(len(file.files)))
+        header = json.loads(str(first))
+        saved, network = header["description"], header["network"]
+        is_whole = len(values) == len(saved["weights"])
+    except FileNotFoundError:
+        raise
+    except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path) from error
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise _unreadable(path) from error
+    if not is_whole:
+        raise _unreadable(path)
+    own = _description(model, trained)
+    for part, demand in (
+        ("similarities", "have the similarities, with the kinds and block sizes,"),
+        ("weights", "train the weights"),
+    ):
+        for one, other in itertools.zip_longest(saved[part], own[part]):
+            if (one and one[1:]) != (other and other[1:]):
+                raise ValueError(
+                    f"`model` must {demand} of the task in {os.fspath(path)!r}. Received: "
+                    f"model {model.name!r} with {other}, where the task has {one}"
+                )
+    if network != _checksum(frozen):
+        raise ValueError(
+            "`model` must have the frozen weights of the network that the task in "
+            f"{os.fspath(path)!r} was trained on. Received: model {model.name!r}, whose "
+            "frozen weights are different"
+        )
+    paths = [each.path for each in trained]
+    saved_paths = [row[0] for row in saved["weights"]]
+    if len({*paths}) == len(paths) and {*paths} == {*saved_paths}:
+        trained = [trained[paths.index(each)] for each in saved_paths]
+    # Else names were counted, as "dense_1": the order of the weights decides.
+    for variable, value in zip(trained, values, strict=True):
+        variable.assign(value)
+
+
+def _unreadable(path: str | os.PathLike[str]) -> ValueError:
+    return ValueError(
+        f"`path` must be a whole file that `save_task` wrote. Received: {os.fspath(path)!r}"
+    )
+
+
+def _trained_and_frozen(model: keras.Model) -> tuple[list[Any], list[Any]]:
+    """Returns the weights that training changes, and all other weights."""
+    validation.built(model, "save_task")
+    norms = [
+        each
+        for each in nesting.sublayers(model)
+        if isinstance(each, keras.layers.BatchNormalization) and each.trainable
+    ]
+    changed = {id(each) for norm in norms for each in norm.non_trainable_weights}
+    changed |= set(map(id, model.trainable_weights))
+    trained = [each for each in model.weights if id(each) in changed]
+    return trained, [each for each in model.weights if id(each) not in changed]
+
+
+def _description(model: keras.Model, trained: list[Any]) -> dict[str, Any]:
+    """Returns similarities and trained weights as lists of rows that begin with a path."""
+    similarities = []
+    for form in similarities_of(model):
+        config = form.similarity.get_config()
+        kept = {name: each for name, each in config.items() if name not in _OF_TRAINING}
+        kind = type(form.similarity).__name__, type(form.predictor).__name__
+        similarities.append([form.path, *kind, kept, form.taps])
+    weights = [[each.path, list(each.shape)] for each in trained]
+    described: dict[str, Any] = json.loads(
+        json.dumps({"similarities": similarities, "weights": weights}, default=str)
+    )
+    return described
+
+
+def _checksum(weights: list[Any]) -> str:
+    """Returns a number of the values of weights, in any order."""
+    digests = []
+    for each in weights:
+        value = ops.convert_to_numpy(each)
+        digest = hashlib.sha256(str((value.shape, str(value.dtype))).encode())
+        digest.update(value.tobytes())
+        digests.append(digest.hexdigest())
+    return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
