@@ -94,6 +94,9 @@ def unfreeze(model: Layer) -> None:
     reach layers inside it if the flag of the model stands already. Compile the model again
     afterwards.
 
+    Args:
+        model: A model or a layer, of any class.
+
     Example:
 
     >>> import keras

@@ -23,11 +23,18 @@ def turned(layer: Any, kind: type[keras.layers.Layer]) -> Iterator[Any]:
     """Makes a built layer one of a derived class, which gets its own parts in the context.
 
     Yields the input shape that the layer was built for. `kind.call` has the signature of
-    the layer's `call`, which Keras has read already.
+    the layer's `call`, which Keras has read already. After an error the layer is as before.
     """
+    plain, own = type(layer), {*vars(layer)}
     layer.__class__ = kind
-    with unlocked(layer):
-        yield layer.get_build_config()["input_shape"]
+    try:
+        with unlocked(layer):
+            yield layer.get_build_config()["input_shape"]
+    except Exception:
+        for name in {*vars(layer)} - own:
+            remove_attribute(layer, name)
+        layer.__class__ = plain
+        raise
 
 
 class Foldable(keras.layers.Layer):

@@ -44,6 +44,7 @@ SIMILARITIES = {
     "unconstrained": similarities.Unconstrained(),
     "symmetric": similarities.Symmetric(),
     "positive_semidefinite": similarities.PositiveSemidefinite(),
+    "orthogonal": similarities.Orthogonal(),
     "sparse": similarities.Sparse(),
     "sparse_of_3": similarities.Sparse(3),
     "full": similarities.Full(),
@@ -185,6 +186,12 @@ def to_matrix(similarity, parameters):
             for column in range(row + 1):
                 factor[..., row, column] = parameters[..., next(entries)]
         return factor @ np.swapaxes(factor, -1, -2)
+    if kind == "Orthogonal":
+        size = next(t for t in range(99) if t * (t - 1) // 2 == parameters.shape[-1])
+        skew = np.zeros((*parameters.shape[:-1], size, size))
+        rows, columns = np.tril_indices(size, -1)
+        skew[..., rows, columns], skew[..., columns, rows] = parameters, -parameters
+        return (np.eye(size) + skew) @ np.linalg.inv(np.eye(size) - skew)
     assert kind == "Sparse"
     largest = np.argsort(-np.abs(parameters), axis=None)
     kept = largest[: similarity.nonzeros or len(parameters)]
@@ -199,6 +206,8 @@ def identity_parameters(similarity, taps):
         return np.ones(taps)
     if type(similarity).__name__ == "PositiveSemidefinite":
         return np.eye(taps)[np.tril_indices(taps)]
+    if type(similarity).__name__ == "Orthogonal":
+        return np.zeros(taps * (taps - 1) // 2)
     return np.eye(taps)
 
 

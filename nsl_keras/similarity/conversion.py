@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import warnings
@@ -146,10 +147,12 @@ def add_similarity(
         root = graphs.root_of(model)
         found = [*nesting.sublayers(root)]
         chosen = [found[place] for place in places]
-    with variable_scope(root):
+    with variable_scope(root), contextlib.ExitStack() as undone:
         for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
             trains = {"kernel_trainable": layer.trainable and not freeze_backbone}
             KIN[type(layer)].turn(layer, is_inside, similarity, predictor, **trains, **size)
+            undone.callback(layer.turn_back)
+        undone.pop_all()  # No layer failed.
     _warn_of_changes(chosen)
     new = {*chosen, *(each for layer in chosen for each in nesting.sublayers(layer))}
     for layer in found:

@@ -76,7 +76,7 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """
     trained, frozen = _trained_and_frozen(model)
     try:
-        with np.load(files.local(path), allow_pickle=False) as file:
+        with open(files.local(path), "rb") as stream, np.load(stream) as file:
             first, *values = (file[f"arr_{number}"] for number in range(len(file.files)))
         header = json.loads(str(first))
         saved, network = header["description"], header["network"]

@@ -226,12 +226,6 @@ def error_of(**options):
     return lambda plain: add_similarity(plain, **options)
 
 
-def low_rank(plain):
-    model = stack(keras.layers.Conv2D(4, 3, name="low_rank"))
-    model.layers[-1].enable_lora(2)
-    add_similarity(model)
-
-
 CHOOSE = r"`layers` must choose one or more layers of the types Conv1D.* suits: "
 
 
@@ -239,14 +233,16 @@ CHOOSE = r"`layers` must choose one or more layers of the types Conv1D.* suits: 
     ("call", "message"),
     [
         (
-            lambda plain: add_similarity(stack(keras.layers.Dense(2), keras.layers.ReLU())),
-            rf"{CHOOSE}there are none\. Received: layers=None, .* of Dense, ReLU",
+            lambda plain: add_similarity(stack(keras.layers.Flatten())),
+            rf"{CHOOSE}there are none\. Received: layers=None, .* of Flatten",
         ),
-        (low_rank, "LoRA"),
-        (error_of(layers="first"), f"{CHOOSE}'depthwise', 'first', 'pointwise', 'second'"),
+        (error_of(layers="frst"), rf"{CHOOSE}\S*depthwise', \S*first', .*layers='frst'"),
         (error_of(layers=["first", "norm"]), rf"{CHOOSE}.*\['first', 'norm'\]"),
         (error_of(layers=lambda layer: False), CHOOSE),
-        (error_of(layers=["depthwise"], similarity="full"), f"{CHOOSE}'first', 'pointw"),
+        (error_of(layers=["depthwise"], similarity="full"), rf"{CHOOSE}\S*first', \S*sec"),
+        (error_of(block_size=0, layers="point"), "`block_size` must be a positive int"),
+        (error_of(block_size=2, layers="first"), "`block_size` must be None: no chosen"),
+        (error_of(inplace="no"), "`inplace` must be True or False"),
         (error_of(freeze_backbone="no"), "`freeze_backbone` must be True or False"),
         (error_of(predictor="tree"), "`predictor` must be one of"),
     ],
@@ -270,7 +266,7 @@ def test_errors(call, message, plain):
 )
 def test_changed_outputs_are_warned_about(options):
     source = stack(keras.layers.Conv2D(4, 3, name="only"))
-    with pytest.warns(UserWarning, match=r"outputs of the model .* in 'only'") as all_:
+    with pytest.warns(UserWarning, match=r"outputs of the model .* in \S*only'") as all_:
         model = add_similarity(source, **options)
     (warned,) = (each for each in all_ if "outputs" in str(each.message))
     assert warned.filename == __file__
@@ -386,12 +382,16 @@ class OwnCall(keras.Model):
     "make",
     [
         lambda: MetaNeighborhoodModel(None, layers.CosineDense(3), 5),
-        lambda: OwnCall(PIXELS, keras.layers.Dense(1)(PIXELS)),
+        lambda: OwnCall(PIXELS, keras.layers.Dense(1)(keras.layers.Dense(1)(PIXELS))),
         lambda: keras.layers.Dense(1),
         lambda: keras.Sequential([keras.layers.Dense(1)]),
     ],
 )
 @pytest.mark.parametrize("convert", CONVERSIONS)
 def test_models_without_a_known_graph(convert, make):
-    with pytest.raises(ValueError, match=r"`model` must be a functional or"):
-        convert(make())
+    model = make()
+    if isinstance(model, OwnCall) and convert not in (add_film, convert_batch_norms):
+        convert(model)
+        return
+    with pytest.raises(ValueError, match=r"`model` must be a (built|functional or)"):
+        convert(model)

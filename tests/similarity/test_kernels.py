@@ -18,22 +18,25 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lora_dora_and_quantization_are_refused(kind):
+def test_lora_and_quantization(kind):
     def built(**options):
         layer = KINDS[kind](**options)
         layer.build((None, 5, 5, 3))
         return layer
 
-    message = r"\w+ takes no LoRA, DoRA or quantized dtype policy"
-    with pytest.raises(ValueError, match=message):
-        built(lora_rank=2)
-    for method in ("enable_lora", "enable_dora"):
-        with pytest.raises(ValueError, match=message):
-            getattr(built(), method)(2)
+    layer, other = built(), built(lora_rank=2)
+    other.set_weights([*layer.get_weights(), *other.get_weights()[-2:]])
+    images = normal(2, 5, 5, 3)
+    np.testing.assert_allclose(other(images), layer(images), atol=1e-6)
+    other.lora_kernel_b.assign(np.ones(other.lora_kernel_b.shape))
+    layer.kernel.assign(other.kernel)
+    np.testing.assert_allclose(other(images), layer(images), atol=1e-6)
     with pytest.raises(NotImplementedError, match="`quantize`"):
         built().quantize("int8")
-    with pytest.raises(ValueError, match=r"takes no .*dtype=.*int8_from_float32"):
-        built(dtype="int8_from_float32")
+    modes = ["float8"] if kind == "dense" else ["float8", "int8"]
+    for mode in modes:
+        with pytest.raises(ValueError, match=rf"`dtype` of a .* must be .*{mode}"):
+            built(dtype=f"{mode}_from_float32")
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")

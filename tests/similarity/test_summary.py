@@ -80,7 +80,7 @@ def test_totals():
     assert result.similarity_parameters == (81 + 9) + (9 + 3) + (16 + 4)
     folded = summary(fold(add_similarity(plain)))
     assert (folded.parameters, folded.layers) == (plain.count_params(), ())
-    with pytest.raises(ValueError, match="must be built"):
+    with pytest.raises(ValueError, match="must be a built model"):
         summary(keras.Sequential([keras.layers.Dense(1)]))
 
 

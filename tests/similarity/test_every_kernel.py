@@ -1,0 +1,226 @@
+"""`M` at any depth of any model: outputs, what trains, folds, task files."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import as_numpy, assert_close, normal, randomize, values
+
+from nsl_keras import convert, layers
+
+IDS = np.random.default_rng(0).integers(0, 30, size=(2, 7)).astype("int32")
+TOKENS = {"token_ids": IDS, "padding_mask": np.ones((2, 7), "int32")}
+SIZES = {"vocabulary_size": 30, "num_layers": 2, "hidden_dim": 8, "intermediate_dim": 16}
+
+
+def bert():
+    hub = pytest.importorskip("keras_hub")
+    backbone = hub.models.BertBackbone(**SIZES, num_heads=2, max_sequence_length=10)
+    model = hub.models.BertTextClassifier(backbone, num_classes=3, preprocessor=None)
+    return model, {**TOKENS, "segment_ids": np.zeros((2, 7), "int32")}
+
+
+def gpt2():
+    hub = pytest.importorskip("keras_hub")
+    return hub.models.GPT2Backbone(**SIZES, num_heads=2, max_sequence_length=10), TOKENS
+
+
+def gemma():
+    hub = pytest.importorskip("keras_hub")
+    heads = {"num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    return hub.models.GemmaBackbone(**SIZES, **heads), TOKENS
+
+
+def vit():
+    hub = pytest.importorskip("keras_hub")
+    sizes = {
+        "patch_size": 8,
+        "num_layers": 2,
+        "num_heads": 2,
+        "hidden_dim": 8,
+        "mlp_dim": 16,
+    }
+    model = hub.models.ViTBackbone(image_shape=(16, 16, 3), **sizes)
+    return model, normal(2, 16, 16, 3)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Blocks(keras.Model):
+    """A subclassed model with layers in a list, and a weight of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = keras.layers.Dense(8, "relu")
+        self.blocks = [keras.layers.Dense(8) for _ in range(2)]
+        self.dropout = keras.layers.Dropout(0.2)
+        self.classifier = keras.layers.Dense(3)
+
+    def build(self, input_shape):
+        self.first.build(input_shape)
+        for each in (*self.blocks, self.classifier):
+            each.build((None, 8))
+        self.shift = self.add_weight(name="shift", shape=(8,))
+        super().build(input_shape)
+
+    def call(self, inputs, training=None):
+        outputs = self.first(inputs) + self.shift
+        for block in self.blocks:
+            outputs = outputs + block(outputs)
+        return self.classifier(self.dropout(outputs, training=training))
+
+
+def blocks():
+    model = Blocks()
+    model.build((None, 8))
+    return model, normal(2, 8)
+
+
+def attention():
+    inputs = keras.Input((6, 8))
+    outputs = keras.layers.MultiHeadAttention(2, 4, dropout=0.1, name="attention")(
+        inputs, inputs
+    )
+    outputs = keras.layers.Dense(3, name="classifier")(outputs)
+    return keras.Model(inputs, outputs), normal(2, 6, 8)
+
+
+MODELS = [bert, gpt2, gemma, vit, blocks, attention]
+
+
+def outputs_of(model, inputs):
+    outputs = model(inputs)
+    if isinstance(outputs, dict):
+        outputs = outputs[max(outputs)]
+    return as_numpy(outputs)
+
+
+def forms(model):
+    kinds = layers.NeuralSimilarityDense, layers.NeuralSimilarityEinsumDense
+    parts = model._flatten_layers()
+    return [part.bilinear_form for part in parts if isinstance(part, kinds)]
+
+
+@pytest.mark.jax
+@pytest.mark.long
+@pytest.mark.parametrize("make", MODELS)
+def test_a_model_with_layers_in_layers(make, tmp_path):
+    model, inputs = make()
+    plain = outputs_of(model, inputs)
+    new, fresh = (
+        convert.add_similarity(model, "orthogonal", block_size=4) for _ in range(2)
+    )
+    assert not forms(model) and len(forms(new)) >= 2
+    assert_close(outputs_of(new, inputs), plain)
+    assert {each.name for each in new.trainable_variables} == {"similarity"}
+    with pytest.raises(
+        ValueError, match=r"`convert\.fold` .* or call `convert\.save_task`"
+    ):
+        new.save(tmp_path / "model.keras")
+    randomize(new.trainable_variables)
+    trained = outputs_of(new, inputs)
+    assert np.abs(trained - plain).max() > 1e-4
+    convert.save_task(new, tmp_path / "task")
+    assert_close(outputs_of(fresh, inputs), plain)
+    convert.load_task(fresh, tmp_path / "task")
+    assert_close(outputs_of(fresh, inputs), trained, 1e-6)
+    folded = convert.fold(new)
+    assert not forms(folded) and forms(new)
+    assert_close(outputs_of(folded, inputs), trained)
+    new.predict(inputs, verbose=0)
+    assert convert.fold(new, inplace=True) is new and not forms(new)
+    assert_close(outputs_of(new, inputs), trained)
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("make", [blocks, attention])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_training_moves_the_similarities_alone(make, inplace, tmp_path):
+    model, inputs = make()
+    targets = np.ones(model(inputs).shape)
+    plain = model.predict(inputs, verbose=0)
+    new = convert.add_similarity(model, inplace=inplace)
+    assert (new is model) is inplace
+    assert_close(new.predict(inputs, verbose=0), plain)
+    fixed, seeds = values(new.non_trainable_weights), values(new.non_trainable_variables)
+    new.compile(keras.optimizers.Adam(0.1), "mse")
+    new.fit(inputs, targets, epochs=2, verbose=0)
+    for one, other in zip(values(new.non_trainable_weights), fixed, strict=True):
+        np.testing.assert_array_equal(one, other)
+    after = values(new.non_trainable_variables)
+    assert any(np.any(one != other) for one, other in zip(after, seeds, strict=True))
+    trained = new.predict(inputs, verbose=0)
+    assert np.abs(trained - plain).max() > 0.01
+    new.save_weights(tmp_path / "model.weights.h5")
+    folded = convert.fold(new, inplace=inplace)
+    assert_close(folded.predict(inputs, verbose=0), trained)
+    folded.save(tmp_path / "folded.keras")
+    loaded = keras.saving.load_model(tmp_path / "folded.keras", compile=False)
+    assert_close(loaded(inputs), trained)
+
+
+APPLICATIONS = {
+    "EfficientNetV2B0": {"layers": "project_conv$|expand_conv$"},
+    "ConvNeXtTiny": {},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_applications(name, tmp_path):
+    model = getattr(keras.applications, name)(
+        weights=None, input_shape=(32, 32, 3), include_top=False, pooling="avg"
+    )
+    randomize(model, 0.1)  # A scale of ConvNeXt is near zero.
+    inputs = normal(1, 32, 32, 3)
+    options = {"block_size": 4, **APPLICATIONS[name]}
+    new = convert.add_similarity(model, "orthogonal", inplace=True, **options)
+    assert len(new.trainable_variables) > 30
+    plain = outputs_of(model, inputs)
+    randomize(new.trainable_variables, 0.1)
+    trained = outputs_of(new, inputs)
+    assert np.abs(trained - plain).max() > 1e-4
+    assert_close(outputs_of(convert.fold(new, inplace=True), inputs), trained)
+
+
+def test_layers_by_path_name_pattern_and_function():
+    model, _ = attention()
+    query = "attention/query"
+    for chosen in (
+        [query],
+        ["query"],
+        "attention.*query$",
+        lambda each: each.path == query,
+    ):
+        new = convert.add_similarity(model, layers=chosen)
+        assert [each.path for each in forms(new)] == [f"{query}/bilinear_form"]
+    assert len(forms(convert.add_similarity(model))) == 4  # All but the last.
+
+
+def test_unfreeze_reaches_every_layer():
+    model, _ = attention()
+    nested = keras.Sequential([keras.Input((6, 8)), convert.add_similarity(model)])
+    nested.trainable = True  # Does nothing: the flag stands already.
+    assert len(nested.trainable_variables) == 4
+    convert.unfreeze(nested)
+    assert len(nested.trainable_variables) == len(model.variables) - 1 + 4
+
+
+def test_a_shared_predictor_is_refused_inside_layers():
+    model, _ = blocks()
+    predictor = keras.layers.Dense(8)
+    with pytest.raises(ValueError, match="`predictor` must be None or a recipe"):
+        convert.add_similarity(model, predictor=predictor, layers=lambda _: True)
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    model, inputs = attention()
+    wide = keras.Sequential([model, keras.layers.Dense(2), keras.layers.Dense(2)])
+    before, parts = wide(inputs), [(each, type(each)) for each in wide._flatten_layers()]
+    attributes = [{*vars(each)} for each, _ in parts]
+    with pytest.raises(
+        ValueError, match="`block_size` must be a divisor of the 3 features"
+    ):
+        convert.add_similarity(wide, block_size=4, inplace=True, layers=lambda _: True)
+    assert parts == [(each, type(each)) for each in wide._flatten_layers()]
+    assert attributes == [{*vars(each)} for each, _ in parts]
+    assert all(each.trainable for each in wide.trainable_variables)
+    assert_close(wide(inputs), before, 1e-7)
