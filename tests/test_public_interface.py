@@ -148,6 +148,8 @@ def test_arguments_are_attributes_and_config_keys():
             "filters": 2,
             "kernel_size": 3,
             "units": 3,
+            "equation": "ab,bc->ac",
+            "output_shape": 3,
             "num_neighbors": 4,
             "num_values": 3,
             "head": keras.layers.Dense(3),

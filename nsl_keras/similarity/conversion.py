@@ -53,7 +53,7 @@ def add_similarity(
     predictor: Any = None,
     layers: Collection[str] | str | Callable[[Layer], bool] | None = None,
     block_size: int | None = None,
-    freeze_backbone: bool = True,
+    freeze_backbone: bool | str = True,
     inplace: bool = False,
 ) -> keras.Model:
     """Returns a model, not compiled, whose layers have a neural similarity.
@@ -84,11 +84,11 @@ def add_similarity(
         block_size: int or `None`, for layers that read features: `Dense`, `EinsumDense` and
             1x1 convolutions. See `nsl_keras.layers.NeuralSimilarityDense`; `None` is one
             block of all features, at most 1,024 unless the similarity is diagonal.
-        freeze_backbone: bool, whether to train only the new similarities and predictors.
-            All other layers are then frozen, including the classifier, and batch norms run
-            in inference mode. (A `MetaNeighborhoodModel` still trains its head and
-            dictionary.) To train the classifier too, set its `trainable`;
-            `nsl_keras.convert.unfreeze` makes the whole model trainable.
+        freeze_backbone: `True` trains only the new similarities and predictors. All other
+            layers are frozen, including the classifier, and batch norms run in inference
+            mode. (A `MetaNeighborhoodModel` still trains its head and dictionary.)
+            `"features"` also trains the classifier, the last layer with trainable weights.
+            `False` freezes nothing. `nsl_keras.convert.unfreeze` unfreezes all of a model.
         inplace: bool, whether to change `model` itself and return it, as Keras's
             `enable_lora` does, so that its class, preprocessor and `generate` stay. Compile
             it again. Otherwise it does not change, and the two share no weights.
@@ -127,7 +127,7 @@ def add_similarity(
     is_new = getattr(predictor, "shared_network", None) is None
     demand = "a new `SharedSimilarityPredictor`, which no layer uses"
     validation.require(is_new, "predictor", demand, predictor)
-    validation.boolean(freeze_backbone, "freeze_backbone")
+    validation.one_of(freeze_backbone, (True, False, "features"), "freeze_backbone")
     validation.boolean(inplace, "inplace")
     root = graphs.root_of(model)
     found = [*nesting.sublayers(root)]
@@ -147,9 +147,11 @@ def add_similarity(
         root = graphs.root_of(model)
         found = [*nesting.sublayers(root)]
         chosen = [found[place] for place in places]
+    free = [_classifier(root)] if freeze_backbone == "features" else []
     with variable_scope(root), contextlib.ExitStack() as undone:
         for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
-            trains = {"kernel_trainable": layer.trainable and not freeze_backbone}
+            is_free = not freeze_backbone or layer in free
+            trains = {"kernel_trainable": layer.trainable and is_free}
             KIN[type(layer)].turn(layer, is_inside, similarity, predictor, **trains, **size)
             undone.callback(layer.turn_back)
         undone.pop_all()  # No layer failed.
@@ -158,14 +160,18 @@ def add_similarity(
     for layer in found:
         if layer in chosen:
             layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-        elif freeze_backbone and new.isdisjoint([layer, *nesting.sublayers(layer)]):
+        elif (
+            freeze_backbone
+            and layer not in free
+            and new.isdisjoint([layer, *nesting.sublayers(layer)])
+        ):
             layer.trainable = False
     if freeze_backbone:  # Holders of chosen layers may have weights of their own.
-        kept = {id(variable) for layer in new for variable in layer.variables}
+        kept = {id(each) for layer in (*new, *free) for each in layer.variables}
         for variable in root.variables:
             if id(variable) not in kept:
                 variable.trainable = False
-    nesting.unfreeze_holders(root, chosen)
+    nesting.unfreeze_holders(root, [*chosen, *free])
     nesting.forget_functions(model)
     return model
 
@@ -201,7 +207,11 @@ def _chosen(
         is_known = names.issuperset(layers)
         chosen = [each for each in suited if not {each.name, each.path}.isdisjoint(layers)]
     if not chosen or not is_known:
-        kinds = dict.fromkeys(type(each).__name__ for each in found)
+        kinds = dict.fromkeys(
+            type(each).__name__
+            for each in found
+            if not isinstance(each, (keras.layers.InputLayer, keras.Model))
+        )
         paths = sorted(layer.path for layer in suited)
         raise ValueError(
             "`layers` must choose one or more layers of the types "
@@ -217,6 +227,16 @@ def _chosen(
                 f"{type(layer).__name__!r} with dtype={layer.dtype_policy}"
             )
     return chosen
+
+
+def _classifier(model: Any) -> Any:
+    """Returns the layer whose trainable weights come last."""
+    trained = model.trainable_variables
+    demand = "True or False for a model without trainable weights"
+    validation.require(trained, "freeze_backbone", demand, "features")
+    parts = nesting.sublayers(model)
+    holding = [each for each in parts if any(v is trained[-1] for v in each.variables)]
+    return min(holding, key=lambda each: len(each.variables))
 
 
 def _taps(layer: Any) -> int:
@@ -238,7 +258,7 @@ def _block_size(layer: Any, predictor: Any, block_size: int | None) -> dict[str,
     takes = "block_size" in KIN[type(layer)].own and predictor is None
     if not takes or _taps(layer) > 1:
         return {}
-    return {"block_size": block_size or layer.kernel.shape[-2]}
+    return {"block_size": layer.kernel.shape[-2] if block_size is None else block_size}
 
 
 def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> bool:

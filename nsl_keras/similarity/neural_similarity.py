@@ -266,7 +266,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         validation.require(is_float, "kernel", demand, self.quantization_mode)
         folded = [(self.kernel_variable, self.equivalent_kernel)]
         if getattr(self, "lora_enabled", False):  # The folded kernel contains it.
-            folded.append((self.lora_kernel_b, ops.zeros_like(self.lora_kernel_b)))
+            folded.append((self.lora_kernel_b, ops.zeros(self.lora_kernel_b.shape)))
         return folded
 
     def turn_back(self) -> None:

@@ -72,7 +72,15 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
             trainable weights, or no file of `save_task`.
 
     Example:
-        See `nsl_keras.convert.save_task`.
+
+    >>> import os
+    >>> import tempfile
+    >>> import nsl_keras
+    >>> model = nsl_keras.backbones.convnet4((16, 16, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "all.task")
+    ...     nsl_keras.convert.save_task(model, path)  # All weights: none is frozen.
+    ...     nsl_keras.convert.load_task(model, path)
     """
     trained, frozen = _trained_and_frozen(model)
     try:

@@ -224,3 +224,20 @@ def test_an_error_leaves_the_model_as_it_was():
     assert attributes == [{*vars(each)} for each, _ in parts]
     assert all(each.trainable for each in wide.trainable_variables)
     assert_close(wide(inputs), before, 1e-7)
+
+
+@pytest.mark.parametrize("chosen", [None, ["query", "classifier"]])
+def test_the_classifier_stays_trainable_in_one_word(chosen):
+    model, _ = attention()
+    nested = keras.Sequential([keras.Input((6, 8)), model, keras.layers.Dropout(0.1)])
+    new = convert.add_similarity(nested, layers=chosen, freeze_backbone="features")
+    names = {each.name for each in new.trainable_variables}
+    paths = [each.path for each in new.trainable_variables if each.name != "similarity"]
+    assert names == {"similarity", "kernel", "bias"}
+    assert [path.split("/")[-2:] for path in paths] == [
+        ["classifier", "kernel"],
+        ["classifier", "bias"],
+    ]
+    nested.trainable = False
+    with pytest.raises(ValueError, match="`freeze_backbone` must be True or False for"):
+        convert.add_similarity(nested, freeze_backbone="features")
