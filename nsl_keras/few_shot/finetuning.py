@@ -100,7 +100,7 @@ class Finetuner(Adapting):
         variables: Selection = "classifier",
         steps: int = 100,
         rule: DampenedMomentum | None = None,
-        batch_normalization: str = "support",
+        batch_normalization: str = "moving",
         new_classifier: bool = True,
     ) -> None:
         graphs.require_graph(model)
