@@ -81,18 +81,13 @@ def test_predictors_alone_adapt(shared):
     }
 
 
-def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
+def test_classifier_is_the_last_layer_also_inside_a_nested_model():
     body, inputs = network(), keras.Input((5, 5, 2))
     nested = keras.Model(inputs, layers.Activation("linear")(body(inputs)))
 
-    subclassed = Subclassed(body)
-    subclassed(images())
     head = [id(each) for each in body.get_layer("head").trainable_variables]
-    for model in (nested, subclassed):
-        assert [id(each) for each in select_variables(model, "classifier")] == head
-    other = layers.Dense(2)
-    other.build((None, 3))
-    subclassed = Subclassed(body, other)
+    assert [id(each) for each in select_variables(nested, "classifier")] == head
+    subclassed = Subclassed(body)
     subclassed(images())
     assert len(select_variables(subclassed, "all")) == len(subclassed.trainable_variables)
     with pytest.raises(ValueError, match="`model` must be functional or Sequential"):
@@ -107,7 +102,7 @@ def test_classifier_is_the_last_layer_of_nested_and_subclassed_models():
     ],
 )
 def test_wrong_selections(selection):
-    message = r"`inner_variables` must be .*Received.*variables \['net/convolution/kernel'"
+    message = r"`inner_variables` must be .*variables \['net/convolution/kernel'.*Received"
     with pytest.raises(ValueError, match=message):
         select_variables(network(), selection)
 
@@ -115,7 +110,9 @@ def test_wrong_selections(selection):
 def test_what_is_frozen_does_not_adapt_unless_all_is():
     model = network()
     model.get_layer("head").trainable = False
-    with pytest.raises(ValueError, match=r"\(layers with trainable=False have.*kernel"):
+    with pytest.raises(
+        ValueError, match=r"trainable variables \['net.*\(layers with trainable=False have"
+    ):
         select_variables(model, "classifier")
     model.trainable = False
     assert len(select_variables(model, "classifier")) == 2
@@ -125,13 +122,13 @@ def test_what_is_frozen_does_not_adapt_unless_all_is():
 def test_trainable_norms_of_keras_are_refused():
     model = network(norm=layers.BatchNormalization)
     for policy in ("support", "transductive"):
-        message = rf"convert_batch_norms\(model\)`.*'{policy}', and layer 'norm' of Keras"
+        message = rf"batch norms \['norm'\].*convert_batch_norms\(model\)`.*='{policy}'"
         with pytest.raises(ValueError, match=message):
             FunctionalModel(model, (), policy)
     model.get_layer("norm").trainable = False
     thawed = FunctionalModel(model)
     model.get_layer("norm").trainable = True
-    with pytest.raises(ValueError, match="layer 'norm' of Keras"):
+    with pytest.raises(ValueError, match=r"batch norms \['norm'\] of Keras"):
         thawed.query_outputs([], images(), images())
     FunctionalModel(nsl_keras.convert.convert_batch_norms(model))
 
