@@ -142,9 +142,8 @@ class HeadFirst(few_shot.Finetuner):
             triples = zip(new, old, is_head, strict=True)
             return [one if own == turn else other for one, other, own in triples]
 
-        own = (self.steps, self.learning_rate)
-        for turn, (steps, rate) in ((True, (20, 0.05)), (False, own)):
-            self.learning_rate = rate
+        rounds = (True, 20, 0.05), (False, self.steps, self.learning_rate)
+        for turn, steps, self.learning_rate in rounds:
 
             def loss(at: list[Any], _: Any, old: Any = values, turn: bool = turn) -> Any:
                 return keras.ops.mean(self._losses(moved(at, old, turn), support, labels))

@@ -126,9 +126,7 @@ class Adapting:
         model(examples[:1])  # Or Keras exports no model to ONNX.
         return model
 
-    def _build_for(
-        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
-    ) -> None:
+    def _build_for(self, shape: Any, label_shape: Any = ()) -> None:
         """Builds the learner for examples and labels of these shapes."""
 
     def _adapted(

@@ -106,9 +106,7 @@ class EpisodicLearner(Adapting, CheckedModel):
             targets = ops.convert_to_numpy(y)
             validation.class_labels(targets.reshape(-1, *targets.shape[2:]), self.ways)
 
-    def _build_for(
-        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
-    ) -> None:
+    def _build_for(self, shape: Any, label_shape: Any = ()) -> None:
         if not self.built:
             images, labels = (None, None, *shape), (None, None, *label_shape)
             with variable_scope(self):
