@@ -105,12 +105,12 @@ class EpisodeSampler:
         )
         demand = f"at most the number of classes, {len(self.classes)}"
         validation.require(self.ways <= len(self.classes), "ways", demand, self.ways)
-        few = counts < self.shots + self.queries
-        if few.any():
+        rarest = counts.argmin()
+        if counts[rarest] < self.shots + self.queries:
             raise ValueError(
                 f"Every class must have at least shots + queries = {self.shots} + "
-                f"{self.queries} examples. Received: {counts[few].min()} examples of "
-                f"{self.classes[few][counts[few].argmin()].item()!r}"
+                f"{self.queries} examples. Received: {counts[rarest]} examples of "
+                f"{self.classes[rarest].item()!r}"
             )
         order = np.argsort(numbers, kind="stable")
         self._images_of = np.split(order, np.cumsum(counts)[:-1])
@@ -299,12 +299,8 @@ def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, 
     """
     images, labels = checked_examples(images, labels)
     classes = np.unique(as_classes(classes, "classes"))
-    absent = classes[~np.isin(classes, labels)]
-    if len(absent):
-        raise ValueError(
-            "`classes` must be among the labels. Received: classes without an example, "
-            f"{absent.tolist()}"
-        )
+    absent = classes[~np.isin(classes, labels)].tolist()
+    validation.require(not absent, "classes", "among the labels", absent)
     chosen = np.isin(labels, classes)
     return images[chosen], labels[chosen]
 
@@ -314,11 +310,9 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     images = _without_objects(array_of(images))
     demand = "numbers or text, not objects of other types"
     validation.require(images.dtype != object, "images", demand, images.dtype)
-    if images.ndim == 0 or 0 in images.shape:
-        raise ValueError(
-            "`images` must have shape (n, ...), for example (n, height, width, channels), "
-            f"with no size 0. Received: images.shape={images.shape}"
-        )
+    demand = "of shape (n, ...), for example (n, height, width, channels), with no size 0"
+    is_full = images.ndim > 0 and images.size > 0
+    validation.require(is_full, "images", demand, images.shape)
     validation.finite(images, "images")
     labels = as_classes(labels)
     validation.one_per_example(labels, len(images))
@@ -330,12 +324,9 @@ def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
     values = _without_objects(array_of(labels))
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    if values.ndim != 1 or values.dtype.kind not in "iuU":
-        raise ValueError(
-            f"`{name}` must be class numbers or names (integers or strings), of shape "
-            f"(n,) or (n, 1). Received: {name} of dtype {values.dtype} and shape "
-            f"{values.shape}"
-        )
+    are_classes = values.ndim == 1 and values.dtype.kind in "iuU"
+    demand = "class numbers or names (integers or strings), of shape (n,) or (n, 1)"
+    validation.require(are_classes, name, demand, (values.dtype, values.shape))
     return values
 
 

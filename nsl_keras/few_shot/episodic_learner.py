@@ -80,7 +80,8 @@ class EpisodicLearner(Adapting, CheckedModel):
     def _check_data(self, x: Any, y: Any = None) -> None:
         if not is_in_memory(x):
             return
-        shapes = [*map(np.shape, x)] if isinstance(x, (tuple, list)) else np.shape(x)
+        arrays = x if isinstance(x, (tuple, list)) else ()
+        shapes = [tuple(np.shape(each)) for each in arrays] or np.shape(x)
         episode_shapes(shapes, () if self.classifies else self.outputs_shape)
         images, labels, queries = x
         validation.finite(images, "support_images")

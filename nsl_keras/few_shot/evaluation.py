@@ -191,10 +191,9 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
     described = [
         (each.start, each.accuracies.shape, each.sampler) for each in (first, second)
     ]
-    if described[0] != described[1]:
-        raise ValueError(
-            "`first` and `second` must be evaluations of the same episodes, of samplers "
-            "with equal images, labels, ways, shots, queries and seed. Received: start, "
-            f"shape and sampler of {described[0]} and {described[1]}"
-        )
+    demand = (
+        "an evaluation of the same episodes as `first`, with equal images, labels, ways, "
+        "shots, queries and seed"
+    )
+    validation.require(described[0] == described[1], "second", demand, described)
     return Difference(first.accuracies - second.accuracies)

@@ -264,12 +264,12 @@ def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, An
 def _new_classifier(layer: keras.layers.Layer, ways: int) -> Any:
     is_cosine = isinstance(layer, CosineDense)
     is_dense = is_cosine or isinstance(layer, keras.layers.Dense)
-    if not is_dense or not nesting.has_plain_kernel(layer):
-        raise ValueError(
-            "`model` must end in `Dense` or `CosineDense`, without LoRA or quantization, "
-            "so that a new classifier can replace it. "
-            f"Received: layer {layer.name!r} of type {type(layer).__name__!r}"
-        )
+    demand = (
+        "a network that ends in `Dense` or `CosineDense`, without LoRA or quantization, "
+        "which a new classifier can replace"
+    )
+    is_plain = is_dense and nesting.has_plain_kernel(layer)
+    validation.require(is_plain, "model", demand, layer)
     changes: dict[str, Any] = {"units": ways, "trainable": True}
     if not is_cosine:
         changes |= {"kernel_initializer": "zeros", "bias_initializer": "zeros"}

@@ -209,7 +209,7 @@ test_errors = refusing(
     ),
     (lambda: make_sampler(IMAGES[1:]), "84 labels for 83 examples"),
     (lambda: make_sampler(WITH_NAN), r"`images` must be finite.*\(3, 1, 0, 0\)"),
-    (lambda: make_sampler(IMAGES[:, :0]), r"`images` must have shape.*\(84, 0, 2, 1\)"),
+    (lambda: make_sampler(IMAGES[:, :0]), r"`images` must be of shape.*\(84, 0, 2, 1\)"),
     (lambda: make_sampler(labels=np.zeros(84)), "`labels` must be class numbers or"),
     (lambda: make_sampler(labels=np.zeros((2, 42), int)), "`labels` must be class"),
     (lambda: make_sampler().batches(0, 1), "`batch_size` must be"),

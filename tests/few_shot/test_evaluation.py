@@ -98,7 +98,9 @@ def test_differences_are_paired():
 def test_only_the_same_episodes_of_equal_samplers_are_compared(sampler):
     accuracies = np.array([0.6, 0.4])
     for other in (Evaluation(accuracies, start=2), Evaluation(accuracies[:1])):
-        with pytest.raises(ValueError, match="must be evaluations of the same episodes"):
+        with pytest.raises(
+            ValueError, match="`second` must be an evaluation of the same episodes"
+        ):
             compare(Evaluation(accuracies), other)
     first = evaluate(knowing(0), sampler, episodes=4)
     images, labels = sampler.images, sampler.labels
