@@ -313,7 +313,7 @@ METHODS = {
     "matching_net": _from_scratch(
         "MatchingNet",
         # Cosines by themselves make a soft attention: the scale is learned.
-        _learner(MatchingNet, temperature=0.1, learn_temperature=True),
+        _learner(MatchingNet, metric="cosine", temperature=0.1, learn_temperature=True),
     ),
     "proto_net": _from_scratch("ProtoNet", _learner(few_shot.ProtoNet)),
     "relation_net": _from_scratch("RelationNet", relation_net),

@@ -102,8 +102,8 @@ class Finetuner(Adapting):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
-        "Dynamic NSN") and Appendix A, which names no batch size. No code was released for
-        it. The start at zero is an addition of this package.
+        "Dynamic NSN") and Appendix A, which names the rule and its numbers, but no batch
+        size. No code was released for it. The start at zero is an addition of this package.
     """
 
     def __init__(

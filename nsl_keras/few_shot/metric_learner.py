@@ -62,11 +62,9 @@ class MetricLearner(EpisodicLearner):
             for each in map(at_least_float32, sets)
         )
         membership = one_hot(labels, self.ways, support.dtype)
-        return self.compare(support, membership, queries, bool(training))
+        return self.compare(support, membership, queries)
 
-    def compare(
-        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
-    ) -> Tensor:
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         """Returns logits of shape `(batch, queries, ways)`.
 
         Features have shape `(batch, examples, features)`; `membership` contains the one-hot

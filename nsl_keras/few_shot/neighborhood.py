@@ -96,9 +96,7 @@ class NeighborhoodLearner(MetricLearner):
         start = keras.initializers.Constant(self.scale)
         self.learned_scale = self.add_weight((), start, name="scale", autocast=False)
 
-    def compare(
-        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
-    ) -> Tensor:
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         scores = self.metric(queries, support) / self.temperature
         attention = ops.softmax(scores)  # MN Eq. (5)
         prototypes = class_means(support * inverse_norm(support), membership)

@@ -112,9 +112,7 @@ class ProtoNet(MetricLearner):
                 (), start, name="log_temperature", dtype="float32", autocast=False
             )
 
-    def compare(
-        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
-    ) -> Tensor:
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         prototypes = class_means(support, membership)  # Prototypical Networks Eq. (1)
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
         return self.scaled(self.metric(queries, prototypes))
@@ -187,9 +185,7 @@ class NearestCentroid(MetricLearner):
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         return super().call(inputs, training=False)
 
-    def compare(
-        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
-    ) -> Tensor:
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         support, queries = self.vectors(support), self.vectors(queries)
         return self.metric(queries, class_means(support, membership))
 
