@@ -253,7 +253,7 @@ def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, An
     for layer in graphs.layers(copy):
         turn(layer)
     trained = classifier_of(copy)
-    classifier = _new_classifier(trained, ways)
+    classifier = _new_classifier(copy, trained, ways)
     outputs = classifier(trained.input)
     for layer in reversed(graphs.ending(copy)[1]):
         outputs = type(layer).from_config(layer.get_config())(outputs)
@@ -261,14 +261,14 @@ def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, An
     return made, classifier, [sources.get(id(own), own) for own in made.variables]
 
 
-def _new_classifier(layer: keras.layers.Layer, ways: int) -> Any:
+def _new_classifier(model: keras.Model, layer: Any, ways: int) -> Any:
     is_cosine = isinstance(layer, CosineDense)
     is_dense = is_cosine or isinstance(layer, keras.layers.Dense)
     demand = (
-        "a network that ends in `Dense` or `CosineDense`, without LoRA or quantization, "
-        "which a new classifier can replace"
+        "a network that ends in `Dense` or `CosineDense`, outside of inner models and "
+        "without LoRA or quantization, which a new classifier can replace"
     )
-    is_plain = is_dense and nesting.has_plain_kernel(layer)
+    is_plain = is_dense and nesting.has_plain_kernel(layer) and layer in model.layers
     validation.require(is_plain, "model", demand, layer)
     changes: dict[str, Any] = {"units": ways, "trainable": True}
     if not is_cosine:

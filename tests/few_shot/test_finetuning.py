@@ -211,6 +211,11 @@ def changed(change):
         (None, {"variables": "similarity"}, "`variables` must be .* kernel of the new"),
         (None, {"ways": 0}, "`ways` must be"),
         (keras.Model, {}, "`model` must be a functional or Sequential"),
+        (
+            lambda: keras.Sequential([keras.Input((6, 6, 2)), network(7)]),
+            {},
+            "of inner models",
+        ),
         (ends_in_a_convolution, {}, r"ends in `Dense` or `CosineDense`.*conv2d"),
         (lambda: changed(lambda last: last.enable_lora(1)), {}, "without LoRA or quantiz"),
         (lambda: changed(lambda last: last.quantize("int8")), {}, "without LoRA or quant"),
