@@ -60,6 +60,13 @@ def subclassed():
     return few_shot.NearestCentroid(Subclassed(), 3), SUPPORT, (1e-7, 1e-6)
 
 
+def short_features():
+    """Of a network with weights near zero."""
+    backbone = keras.Sequential([keras.Input((6,)), keras.layers.Rescaling(1e-9)])
+    support = np.random.default_rng(0).normal(size=(6, 6)).astype("float32")
+    return few_shot.NearestCentroid(backbone, 3), support, (1e-4, 1e-5)
+
+
 def without_features():
     """All features of a support example are zero."""
     backbone = keras.Sequential([keras.Input((6,)), keras.layers.Identity()])
@@ -76,7 +83,10 @@ def with_lora():
     return maml, SUPPORT, (1e-4, 1e-5)
 
 
-@pytest.mark.parametrize("make", [half_precision, subclassed, without_features, with_lora])
+MAKERS = [half_precision, subclassed, short_features, without_features, with_lora]
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_logits_are_the_learners(make):
     made, support, tolerances = make()
     episode = [each[None] for each in (support, LABELS, support)]
