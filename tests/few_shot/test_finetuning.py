@@ -113,7 +113,8 @@ def test_classifier_alone_is_a_loop_over_fit(classifier):
     model = randomize(network(7, made, "float32"))
     episodes = make_episodes(dtype="float32")
     expected = looped(model, episodes, lambda v: "classifier" in v.path, 5, start=start)
-    finetuner = Finetuner(model, WAYS, "classifier", steps=5)
+    options = {"steps": 5, "batch_normalization": "support"}
+    finetuner = Finetuner(model, WAYS, "classifier", **options)
     np.testing.assert_allclose(finetuner(episodes), expected, rtol=0, atol=1e-4)
     assert np.ptp(expected) > 0.1
 
@@ -136,8 +137,8 @@ def test_the_model_stays_as_it_is_and_its_weights_are_followed():
 @pytest.mark.parametrize(
     "options",
     [
-        {"variables": "similarity+classifier"},
-        {"variables": "classifier", "batch_normalization": "moving"},
+        {"variables": "similarity+classifier", "batch_normalization": "support"},
+        {"variables": "classifier"},
     ],
 )
 def test_adapted_models_are_the_networks_of_an_episode(options, tmp_path):
