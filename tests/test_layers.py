@@ -8,6 +8,8 @@ from helpers import IS_TENSORFLOW, as_numpy, run_python
 from layer_cases import CASES
 from layer_harness import check_compiled, check_half_precision, check_layer
 
+import nsl_keras
+
 #: The layers that `make test` compiles; `make test-long` takes the rest.
 QUICK = ("conv2d_static_diagonal", "dense_dynamic_sphere")
 #: What these compile, other cases compile too.
@@ -18,8 +20,9 @@ TWINS = (
     *("neighbor_dictionary_distance", "meta_neighborhood_head_regression"),
 )
 
-#: Files that a fresh process loads; for other classes it asks whether they are registered.
-FILES = "conv2d_shared", "lstm_dynamic_cnn_dropout", "meta_neighborhood_head_tape", "proto"
+#: Files that a fresh process loads; for other layers it asks whether they are registered.
+NAMES = "conv2d_shared", "lstm_dynamic_cnn_dropout", "meta_neighborhood_head_tape"
+FILES = [case for case in CASES if case.name in NAMES]
 
 LOAD_ALL = """
 import pathlib, sys
@@ -61,14 +64,12 @@ def test_compiled_layer(case, tmp_path):
 
 @pytest.mark.long
 def test_files_in_a_fresh_process(tmp_path):
-    made = {case.name: (case.perturbed_model(), case.inputs()) for case in CASES}
-    layers = [model.layers[-1] for model, _ in made.values()]
-    names = {keras.saving.get_registered_name(type(layer)) for layer in layers}
-    names = {name for name in names if name.startswith("nsl_keras>")}
+    kinds = [each for each in vars(nsl_keras.layers).values() if isinstance(each, type)]
+    names = [keras.saving.get_registered_name(kind) for kind in kinds]
     assert len(names) > 20
-    made |= {case.name: case.built()[:2] for case in learner_harness.CASES}
-    for name in FILES:
-        model, inputs = made[name]
+    made = [(each.name, each.perturbed_model(), each.inputs()) for each in FILES]
+    proto = learner_harness.CASES[0]
+    for name, model, inputs in [*made, (proto.name, *proto.built()[:2])]:
         model.save(tmp_path / f"{name}.keras")
         arrays = inputs if isinstance(inputs, tuple) else (inputs,)
         np.savez(tmp_path / f"{name}.npz", *arrays, outputs=as_numpy(model(inputs)))

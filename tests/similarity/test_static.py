@@ -75,6 +75,8 @@ def equivalent_kernel(name, layer):
     together = 1
     if full:
         together = by if isinstance(by, int) else channels
+    matrices = static_matrix(layer)
+    matrices = matrices.reshape(-1, *matrices.shape[-2:])
     result = np.zeros(kernel.shape)
     for first, filter_ in np.ndindex(channels // together, filters):
         place = slice(first * together, (first + 1) * together)
@@ -84,8 +86,7 @@ def equivalent_kernel(name, layer):
             number = filter_ + filters * first * of_channel
         elif by != "layer":
             number = first * together // by
-        matrix = static_matrix(layer) if by == "layer" else static_matrix(layer)[number]
-        numbers = matrix.T @ kernel[:, place, filter_].T.ravel()
+        numbers = matrices[number].T @ kernel[:, place, filter_].T.ravel()
         result[:, place, filter_] = numbers.reshape(together, taps).T
     return result.swapaxes(*axes).reshape(layer.kernel.shape)
 
