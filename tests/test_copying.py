@@ -14,6 +14,7 @@ import nsl_keras
 from nsl_keras import graphs, nesting
 from nsl_keras.copying import copied, paired_variables
 
+pytestmark = pytest.mark.usefixtures("eager")
 RNG = np.random.default_rng(2)
 IMAGES = RNG.normal(size=(3, 8, 8, 2)).astype("float32")
 

@@ -146,7 +146,7 @@ DYNAMIC = functools.partial(layers.NeuralSimilarityConv2D, 3, 3, padding="same")
     "make",
     [
         *(functools.partial(SphereConv2D, 6, (2, 3), response=each) for each in RESPONSES),
-        *(functools.partial(SphereDense, 6, response=each) for each in RESPONSES),
+        functools.partial(SphereDense, 6, response="learnable_sigmoid"),
         *(functools.partial(DYNAMIC, predictor=kind) for kind in ("full_sphere", "cnn")),
         *(functools.partial(layers.GlobalNeuralSimilarity2D, each) for each in PREDICTED),
     ],
