@@ -76,7 +76,7 @@ def linear():
 
 
 def maml():
-    return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=2)
+    return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=1)
 
 
 def fit(strategy, make, x, y, batch, rate=0.002, callbacks=(), **options):

@@ -197,6 +197,18 @@ VECTORS_AND_SEQUENCES = [
         3,
     ),
     dense("static_blocks", (2, 12), 3, similarity="unconstrained", block_size=3),
+    LayerCase(
+        "einsum_static",
+        partial(
+            layers.NeuralSimilarityEinsumDense,
+            *("btnh,nhd->btd", (5, 3)),
+            bias_axes="d",
+            similarity="orthogonal",
+            block_size=2,
+        ),
+        (5, 2, 2),
+        3,
+    ),
     dense("dynamic_sphere", (12,), 8, 6, activation="tanh", predictor="sphere"),
     dense(
         *("dynamic_cnn_blocks", (2, 12), 6, 3),
