@@ -76,7 +76,7 @@ def linear():
 
 
 def maml():
-    return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=2)
+    return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=1)
 
 
 def fit(strategy, make, x, y, batch, rate=0.002, callbacks=(), **options):
@@ -88,6 +88,7 @@ def fit(strategy, make, x, y, batch, rate=0.002, callbacks=(), **options):
             keras.optimizers.SGD(rate, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
+            jit_compile=False,
         )
     options |= {"batch_size": batch, "shuffle": False, "verbose": 0}
     return model, model.fit(x, y, epochs=2, callbacks=list(callbacks), **options)

@@ -17,24 +17,31 @@ def at_values(compute, variables, **options):
     return computed, [ops.convert_to_tensor(variable) for variable in variables]
 
 
-def check_gradients(layer, inputs, dtype, step, tolerance, training=None, skip=()):
-    """Those of a scalar of a layer's output, by inputs and variables."""
+def check_gradients(layer, inputs, step, tolerance, skip=()):
+    """Those of a scalar of a layer's outputs, along one direction of all that they are of.
+
+    The layer is in training mode, and computes in float64.
+    """
     rng = np.random.default_rng(5)
-    cotangent = ops.cast(rng.normal(size=layer.compute_output_shape(inputs.shape)), dtype)
+    cotangent = rng.normal(size=layer.compute_output_shape(inputs.shape))
 
     def scalar(inputs):
-        return ops.sum(layer(inputs, training=training) * cotangent)
+        return ops.sum(layer(inputs, training=True) * cotangent)
 
     variables = [v for v in layer.trainable_variables if v.name not in skip]
-
-    def value(at):
-        return at_values(lambda: scalar(at[0]), variables)[0](at[1:])
-
-    points = [inputs, *(ops.convert_to_tensor(v) for v in variables)]
-    found = gradients(scalar, [inputs], variables)
-    # One is enough in float64; in float32 the largest of three sets the scale.
-    draws = 1 if dtype == "float64" else 3
-    check_scalar_gradients(value, points, found, step, tolerance, draws=draws)
+    value, points = at_values(lambda: float(scalar(moved)), variables)
+    found = [as_numpy(each) for each in gradients(scalar, [inputs], variables)]
+    directions = [rng.normal(size=each.shape) for each in found]
+    expected = 0.0
+    for sign in (1, -1):
+        moved, *others = (
+            point + sign * step * direction
+            for point, direction in zip([inputs, *points], directions, strict=True)
+        )
+        expected += sign * value(others) / (2 * step)
+    products = [np.sum(one * two) for one, two in zip(found, directions, strict=True)]
+    assert np.all(np.abs(products) > 0), products
+    np.testing.assert_allclose(sum(products), expected, rtol=tolerance)
 
 
 def check_scalar_gradients(value, points, found, step, tolerance, atol=0.0, draws=1):

@@ -1,8 +1,15 @@
-"""Every public layer, in the configurations that go through `check_layer`."""
+"""Every public layer, in the configurations that go through `check_layer`.
+
+Also similarities without the package, and the formula of layers with one kernel.
+"""
 
 import functools
 
 import keras
+import numpy as np
+import numpy_reference
+from helpers import as_numpy, normal, randomize
+from keras import ops
 from layer_harness import LayerCase
 
 from nsl_keras import layers, predictors, similarities
@@ -61,9 +68,9 @@ def film(**options):
     return layers.InstanceFiLM(5, **options)
 
 
-def dense(name, shape, trainable, non_trainable=0, **arguments):
+def dense(name, shape, trainable, non_trainable=0, jumps=(), **arguments):
     make = partial(layers.NeuralSimilarityDense, 5, **arguments)
-    return LayerCase(f"dense_{name}", make, shape, trainable, non_trainable)
+    return LayerCase(f"dense_{name}", make, shape, trainable, non_trainable, jumps=jumps)
 
 
 def recurrent(name, trainable, kind, **arguments):
@@ -77,19 +84,23 @@ def recurrent(name, trainable, kind, **arguments):
     return LayerCase(name, make, (4, 6), trainable)
 
 
-def spatial(name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=True):
+def spatial(
+    name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=True, jumps=()
+):
     """A layer on images, of either data format."""
     first = {"data_format": "channels_first"}
-    return LayerCase(name, make, shape, trainable, non_trainable, first, unknown_sizes)
+    counts = trainable, non_trainable
+    return LayerCase(name, make, shape, *counts, first, unknown_sizes, jumps=jumps)
 
 
-def conv2d(name, trainable, non_trainable=0, unknown_sizes=True, **arguments):
-    make = convolution(**arguments)
-    return spatial(f"conv2d_{name}", make, trainable, non_trainable, IMAGE, unknown_sizes)
+def conv2d(name, trainable, non_trainable=0, unknown_sizes=True, jumps=(), **arguments):
+    name, make = f"conv2d_{name}", convolution(**arguments)
+    return spatial(name, make, trainable, non_trainable, IMAGE, unknown_sizes, jumps)
 
 
 SAME, UNCONSTRAINED = {"padding": "same"}, {"similarity": "unconstrained"}
 IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3, residual=False)
+JUMPS = ("similarity", "shape")
 SPARSE = similarities.Sparse(5, learn_shape=True, regularizer="l1")
 SHAPED = similarities.Diagonal(learn_shape=True)
 FOR_EACH_FILTER = similarities.Symmetric(shared_by="filter")
@@ -100,7 +111,7 @@ CONV1D, CONV3D = layers.NeuralSimilarityConv1D, layers.NeuralSimilarityConv3D
 CONVOLUTIONS = [
     conv2d("static_diagonal", 3, **SAME, activation="relu"),
     conv2d("static_groups", 3, **UNCONSTRAINED, **SAME, groups=2, strides=2),
-    conv2d("static_sparse_learned_shape", 4, similarity=SPARSE),
+    conv2d("static_sparse_learned_shape", 4, similarity=SPARSE, jumps=JUMPS),
     conv2d("static_for_each_filter", 3, similarity=FOR_EACH_FILTER, **SAME),
     conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
@@ -111,6 +122,7 @@ CONVOLUTIONS = [
         "conv2d_shared",
         with_predictor(shared(), convolution(strides=2, similarity=SHAPED)),
         6,
+        jumps=JUMPS,
     ),
     LayerCase(
         "conv2d_own_layer",
@@ -185,6 +197,18 @@ VECTORS_AND_SEQUENCES = [
         3,
     ),
     dense("static_blocks", (2, 12), 3, similarity="unconstrained", block_size=3),
+    LayerCase(
+        "einsum_static",
+        partial(
+            layers.NeuralSimilarityEinsumDense,
+            *("btnh,nhd->btd", (5, 3)),
+            bias_axes="d",
+            similarity="orthogonal",
+            block_size=2,
+        ),
+        (5, 2, 2),
+        3,
+    ),
     dense("dynamic_sphere", (12,), 8, 6, activation="tanh", predictor="sphere"),
     dense(
         *("dynamic_cnn_blocks", (2, 12), 6, 3),
@@ -192,6 +216,7 @@ VECTORS_AND_SEQUENCES = [
         similarity=similarities.Symmetric(learn_shape=True),
         block_size=4,
         predictor="cnn",
+        jumps=JUMPS,
     ),
     recurrent(
         "simple_rnn_static", 5, layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"
@@ -241,3 +266,160 @@ NEIGHBORHOODS = [
 ]
 
 CASES = [*CONVOLUTIONS, *OTHER_IMAGES, *VECTORS_AND_SEQUENCES, *NEIGHBORHOODS]
+
+
+# Similarities without the package.
+
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
+# Every row of the table of similarities, the sparse one with several counts.
+SIMILARITIES = {
+    "diagonal": similarities.Diagonal(),
+    "unconstrained": similarities.Unconstrained(),
+    "symmetric": similarities.Symmetric(),
+    "positive_semidefinite": similarities.PositiveSemidefinite(),
+    "orthogonal": similarities.Orthogonal(),
+    "sparse": similarities.Sparse(),
+    "sparse_of_3": similarities.Sparse(3),
+    "full": similarities.Full(),
+}
+
+
+def with_arguments(similarity, **arguments):
+    """A similarity, by name or as an object, with further arguments."""
+    similarity = similarities.get(SIMILARITIES.get(similarity, similarity))
+    serialized = map(keras.saving.serialize_keras_object, arguments.values())
+    config = {**similarity.get_config(), **dict(zip(arguments, serialized, strict=True))}
+    return type(similarity).from_config(config)
+
+
+def to_matrix(similarity, parameters):
+    """`M` of a similarity's parameters with any leading axes, without the package."""
+    parameters = np.asarray(ops.convert_to_numpy(parameters), "float64")
+    kind = type(similarity).__name__
+    if kind in ("Unconstrained", "Full"):
+        return parameters
+    if kind == "Diagonal":
+        return parameters[..., None] * np.eye(parameters.shape[-1])
+    if kind == "Symmetric":
+        return (parameters + np.swapaxes(parameters, -1, -2)) / 2
+    if kind == "PositiveSemidefinite":
+        taps = next(t for t in range(99) if t * (t + 1) // 2 == parameters.shape[-1])
+        factor = np.zeros((*parameters.shape[:-1], taps, taps))
+        entries = iter(range(parameters.shape[-1]))
+        for row in range(taps):
+            for column in range(row + 1):
+                factor[..., row, column] = parameters[..., next(entries)]
+        return factor @ np.swapaxes(factor, -1, -2)
+    if kind == "Orthogonal":
+        size = next(t for t in range(99) if t * (t - 1) // 2 == parameters.shape[-1])
+        skew = np.zeros((*parameters.shape[:-1], size, size))
+        rows, columns = np.tril_indices(size, -1)
+        skew[..., rows, columns], skew[..., columns, rows] = parameters, -parameters
+        return (np.eye(size) + skew) @ np.linalg.inv(np.eye(size) - skew)
+    assert kind == "Sparse"
+    largest = np.argsort(-np.abs(parameters), axis=None)
+    kept = largest[: similarity.nonzeros or len(parameters)]
+    matrix = np.zeros_like(parameters)
+    matrix.flat[kept] = parameters.flat[kept]
+    return matrix
+
+
+def identity_parameters(similarity, taps):
+    """The parameters of the identity, without the package."""
+    if type(similarity).__name__ == "Diagonal":
+        return np.ones(taps)
+    if type(similarity).__name__ == "PositiveSemidefinite":
+        return np.eye(taps)[np.tril_indices(taps)]
+    if type(similarity).__name__ == "Orthogonal":
+        return np.zeros(taps * (taps - 1) // 2)
+    return np.eye(taps)
+
+
+def static_matrix(layer):
+    """The `M` of a layer; several are stacked."""
+    parameters = layer.bilinear_form.similarity_parameters
+    if layer.similarity.shared_by == "layer":
+        return to_matrix(layer.similarity, parameters)
+    return np.stack([to_matrix(layer.similarity, each) for each in as_numpy(parameters)])
+
+
+# Layers with one kernel, and the formula.
+
+# More filters than any width: where they are equal, Keras's own convolutions add the bias
+# along the width with channels first on TensorFlow (3.15).
+KERNELS = {
+    "conv1d": (layers.NeuralSimilarityConv1D, {"filters": 12}, (2, 11, 4)),
+    "conv2d": (layers.NeuralSimilarityConv2D, {"filters": 12}, (2, 9, 11, 4)),
+    "conv3d": (layers.NeuralSimilarityConv3D, {"filters": 12}, (2, 5, 7, 4, 4)),
+    "depthwise": (
+        *(layers.NeuralSimilarityDepthwiseConv2D, {"depth_multiplier": 3}),
+        (2, 9, 11, 4),
+    ),
+    "separable": (
+        layers.NeuralSimilaritySeparableConv2D,
+        {"filters": 12, "depth_multiplier": 3},
+        (2, 9, 11, 4),
+    ),
+    "transposed": (layers.NeuralSimilarityConv2DTranspose, {"filters": 12}, (2, 5, 6, 4)),
+    "dense": (layers.NeuralSimilarityDense, {"units": 5}, (2, 3, 12)),
+}
+
+
+def cut(name, options):
+    """Options of a layer, tuples cut to its number of axes, with 3 taps along each."""
+    _, own, shape = KERNELS[name]
+    size = {} if name == "dense" else {"kernel_size": 3}
+    return {
+        key: value[: len(shape) - 2] if isinstance(value, tuple) else value
+        for key, value in {**own, **size, **options}.items()
+    }
+
+
+def built(name, **options):
+    """A layer with random weights, and inputs of its dtype."""
+    kind, _, shape = KERNELS[name]
+    layer = kind(**cut(name, options))
+    inputs = normal(*shape, seed=5, dtype="float64")
+    if getattr(layer, "data_format", "channels_last") == "channels_first":
+        inputs = np.moveaxis(inputs, -1, 1)
+    layer.build(inputs.shape)
+    return randomize(layer), ops.convert_to_tensor(inputs, layer.compute_dtype)
+
+
+def by_formula(layer, inputs, matrices):
+    """The outputs with one `M` for each position or vector, channels last."""
+    taps, kernel = layer.bilinear_form.taps, as_numpy(layer.kernel)
+    if isinstance(layer, keras.layers.Dense):  # Blocks of features are its channels.
+        at = np.reshape(inputs, (*inputs.shape[:-1], -1, taps)).swapaxes(-1, -2)
+        kernel = kernel.reshape(-1, taps, layer.units).swapaxes(0, 1)
+    else:
+        geometry = layer.kernel_size, layer.strides, layer.padding, layer.dilation_rate
+        at = numpy_reference.patches(inputs, *geometry)
+        kernel = kernel.reshape(taps, *kernel.shape[-2:])
+    depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+    formula = "tcm,...tu,...uc->...cm" if depthwise else "tco,...tu,...uc->...o"
+    outputs = np.einsum(formula, kernel, matrices, at, optimize=True)
+    return outputs.reshape(*at.shape[:-2], -1) + as_numpy(layer.bias)
+
+
+def predicted_matrix(layer, inputs):
+    """`M`, channels last, from what the predictor itself returns."""
+    *leading, features = inputs.shape
+    on_vectors = isinstance(layer, keras.layers.Dense)
+    seen = ops.reshape(inputs, (-1, features)) if on_vectors else inputs
+    prediction = as_numpy(layer.bilinear_form.network(seen)).astype("float64")
+    if on_vectors:
+        prediction = prediction.reshape(*leading, -1)
+    elif prediction.ndim == 2:
+        prediction = prediction.reshape(len(prediction), *[1] * (len(leading) - 1), -1)
+    identity = identity_parameters(layer.similarity, layer.bilinear_form.taps)
+    prediction = prediction.reshape(*prediction.shape[:-1], *identity.shape)
+    matrix = to_matrix(layer.similarity, identity + prediction)
+    # A prediction that hardly varies would not show where it belongs.
+    assert np.std(matrix, axis=tuple(range(len(leading)))).max() > 0.01
+    return matrix
+
+
+def channels_last(outputs, data_format):
+    outputs = ops.convert_to_numpy(outputs)
+    return np.moveaxis(outputs, 1, -1) if data_format == "channels_first" else outputs

@@ -1,10 +1,11 @@
-"""`check_layer` and `check_compiled`: what every layer of the package must be able to do.
+"""What every layer must be able to do, and every conversion of a model.
 
-The first, without compilation: config and `.keras` round trips, symbolic against eager
-shapes, weight counts, half precision, both data formats, frozen copies. The second: a
-training step through XLA, unknown sizes, a SavedModel at several batch sizes, bfloat16. On
-JAX nearly all time goes into compilation, so the checks leave out what TensorFlow shows as
-well: each layer is called and traced, and trained once.
+`check_layer`, without compilation: config and `.keras` round trips, symbolic against eager
+shapes, weight counts, half precision, both data formats, frozen copies, gradients, folding.
+`check_compiled`: a training step through XLA, unknown sizes, a SavedModel at several batch
+sizes, bfloat16. On JAX nearly all time goes into compilation, so the checks leave out what
+TensorFlow shows as well: each layer is called and traced, and trained once.
+`check_conversion`: a model beside the one that `add_similarity` makes of it.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from finite_differences import check_gradients as check_layer_gradients
 from helpers import (
     IS_TENSORFLOW,
     as_numpy,
@@ -21,10 +23,13 @@ from helpers import (
     assert_equal,
     normal,
     randomize,
+    relative_error,
     values,
 )
 
-from nsl_keras import nesting
+from nsl_keras import graphs, nesting
+from nsl_keras.convert import add_similarity, fold
+from nsl_keras.similarity.neural_similarity import similarities_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,7 @@ class LayerCase:
             cannot.
         unknown_sizes: Whether spatial sizes may be unknown.
         full_precision: Whether the layer stays in float32 under mixed precision.
+        jumps: Names of variables that outputs depend on by jumps.
     """
 
     name: str
@@ -51,6 +57,7 @@ class LayerCase:
     channels_first: dict[str, Any] | None = None
     unknown_sizes: bool = False
     full_precision: bool = False
+    jumps: tuple[str, ...] = ()
 
     def inputs(self, batch=3):
         return normal(batch, *self.input_shape, seed=7)
@@ -78,6 +85,8 @@ def check_layer(case, folder):
         check_keras_file(model, inputs, outputs, folder / f"{case.name}.keras")
         check_data_formats(case, model, outputs)
         check_frozen_copy(case)
+        check_gradients(case)
+        check_fold(case, model, outputs)
 
 
 def check_compiled(case, folder):
@@ -178,13 +187,41 @@ def check_data_formats(case, model, outputs):
     assert_close(np.moveaxis(received, 1, -1), outputs)
 
 
+def check_gradients(case):
+    """Against central differences, in training mode; heads are for float32 alone."""
+    if case.full_precision:
+        return
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    model = case.perturbed_model()
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    inputs = keras.ops.convert_to_tensor(case.inputs(2), "float64")
+    check_layer_gradients(model.layers[-1], inputs, 1e-7, 1e-5, skip=case.jumps)
+
+
+def check_fold(case, model, outputs):
+    """The plain layer of a static similarity; it rounds the kernel once in bfloat16 too."""
+    layer = model.layers[-1]
+    if not hasattr(layer, "plain") or getattr(layer, "predictor", None) is not None:
+        return
+    half = case.make(dtype="mixed_bfloat16")
+    half.build((None, *case.input_shape))
+    half.set_weights(layer.get_weights())
+    # A recurrent layer rounds its states too.
+    of_half = 0.02 if isinstance(layer, keras.layers.RNN) else 1e-6
+    expected = half(case.inputs())
+    for each, wanted, tolerance in ((layer, outputs, 1e-6), (half, expected, of_half)):
+        plain = each.fold()
+        assert type(plain) is layer.plain
+        assert_close(plain(case.inputs()), wanted, tolerance)
+
+
 def check_training(case, model):
     """Training, compiled: what XLA can compile, TensorFlow's graphs can run."""
     inputs = case.inputs()
     jit_compile = all(layer.supports_jit for layer in model.layers)
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
-    if IS_TENSORFLOW:
-        assert_close(model.predict(inputs, verbose=0), model(inputs))
     targets = normal(len(inputs), *model.output_shape[1:], seed=1)
     before = values(model.trainable_variables)
     assert np.isfinite(model.fit(inputs, targets, verbose=0).history["loss"][0])
@@ -219,3 +256,85 @@ def check_saved_model(case, model, path):
     for batch in (1, 5, 64):
         inputs = case.inputs(batch)
         assert_close(served.serve(inputs), model(inputs, training=False))
+
+
+# Conversions.
+
+IMAGES = normal(4, 8, 9, 3, seed=4)
+
+
+def difference(model, other, inputs):
+    """Largest difference of the outputs, relative to their largest entry."""
+    return deviation(model(inputs), other(inputs))
+
+
+def deviation(expected, received):
+    pairs = zip(keras.tree.flatten(expected), keras.tree.flatten(received), strict=True)
+    return max(relative_error(two, one) for one, two in pairs)
+
+
+def stack(*parts, shape=IMAGES.shape[1:]):
+    """A Sequential model with random weights, but for those that layers have already."""
+    model = keras.Sequential([keras.Input(shape), *parts], name="stack")
+    randomize(model.weights)
+    return model
+
+
+def converted(model):
+    """Names of the layers with a similarity."""
+    return [layer.name for layer in graphs.layers(model) if similarities_of(layer)]
+
+
+def trainable_names(model):
+    return sorted(variable.name for variable in model.trainable_variables)
+
+
+def classes_of(model):
+    return {type(layer) for layer in graphs.layers(model)}
+
+
+def graph_of(model):
+    operations = getattr(model, "operations", model.layers)  # Sequential models have none.
+    return [(type(each).__name__, name_of(each)) for each in operations]
+
+
+def name_of(operation):
+    """`clone_model` renames unnamed inputs, and Keras before 3.11 what is no layer."""
+    is_input = isinstance(operation, keras.layers.InputLayer)
+    is_layer = isinstance(operation, keras.layers.Layer)
+    return operation.name if is_layer and not is_input else None
+
+
+def assert_independent(model, other, inputs):
+    """Training one model leaves the other's outputs as they are."""
+    assert not {id(v) for v in model.variables} & {id(v) for v in other.variables}
+    before = model(inputs)
+    randomize(other.weights)
+    assert deviation(before, model(inputs)) == 0
+    assert difference(model, other, inputs) > 1e-3
+
+
+def check_conversion(plain, inputs, names, tolerance=1e-5, **options):
+    """Adds similarities, then folds them if they are static; checks each model.
+
+    Returns:
+        The model with randomized similarities.
+    """
+    model = add_similarity(plain, **options)
+    assert model.name == plain.name
+    assert sorted(converted(model)) == sorted(names)
+    assert difference(plain, model, inputs) <= tolerance
+    randomize(model.trainable_variables, 0.3 if options.get("predictor") is None else 0.1)
+    assert difference(plain, model, inputs) > 1e-3
+    if options.get("predictor") is None:
+        folded = fold(model)
+        assert difference(model, folded, inputs) <= tolerance
+        assert classes_of(folded) == classes_of(plain)
+        assert graph_of(folded) == graph_of(plain)
+        paths = [[each.path for each in model.weights] for model in (folded, plain)]
+        assert paths[0] == paths[1]
+        assert_independent(model, folded, inputs)
+    before = model.get_weights()
+    assert_independent(plain, model, inputs)
+    model.set_weights(before)
+    return model

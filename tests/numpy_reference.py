@@ -1,4 +1,4 @@
-"""Convolutions in plain NumPy loops, in float64: what the layers are compared with."""
+"""The patches of a convolution in plain NumPy loops, in float64."""
 
 import itertools
 
@@ -38,47 +38,3 @@ def patches(inputs, kernel_size, strides=1, padding="valid", dilation_rate=1):
             if all(0 <= a < size for a, size in zip(at, sizes, strict=True)):
                 outputs[(slice(None), *position, tap)] = inputs[(slice(None), *at)]
     return outputs
-
-
-def similarity_convolution(patches, kernel, matrix, bias=0.0, groups=1):
-    """`y[p,o] = sum_c sum_t sum_u W[t,c,o] M[t,u] x[p,u,c] + b[o]`.
-
-    `kernel` as Keras keeps it, `matrix` of shape `(taps, taps)`, or with the leading
-    axes of `patches`, one matrix a position.
-    """
-    return _each_group("tco,...tu,...uc->...o", patches, kernel, matrix, groups) + bias
-
-
-def full_similarity_convolution(patches, kernel, matrix, bias=0.0, groups=1):
-    """`y[p,o] = sum_ct sum_du W[t,c,o] M[ct,du] x[p,u,d] + b[o]`, as Eq. (1) has it.
-
-    `matrix` of shape `(channels * taps, channels * taps)`, channel by channel.
-    """
-    taps, channels = patches.shape[-2], patches.shape[-1] // groups
-    matrix = np.reshape(matrix, (channels, taps, channels, taps))
-    return _each_group("tco,ctdu,...ud->...o", patches, kernel, matrix, groups) + bias
-
-
-def depthwise_similarity_convolution(patches, kernel, matrix, bias=0.0):
-    """`y[p,(c,m)] = sum_t sum_u W[t,c,m] M[t,u] x[p,u,c] + b[(c,m)]`."""
-    outputs = np.einsum("tcm,...tu,...uc->...cm", _flat(kernel), matrix, patches)
-    return outputs.reshape(*outputs.shape[:-2], -1) + bias
-
-
-def _each_group(formula, patches, kernel, matrix, groups):
-    return np.concatenate(
-        [
-            np.einsum(formula, weights, matrix, group, optimize=True)
-            for weights, group in zip(
-                np.split(_flat(kernel), groups, axis=-1),
-                np.split(patches, groups, axis=-1),
-                strict=True,
-            )
-        ],
-        axis=-1,
-    )
-
-
-def _flat(kernel):
-    kernel = np.asarray(kernel, "float64")
-    return kernel.reshape(-1, *kernel.shape[-2:])

@@ -6,14 +6,15 @@ import types
 import keras
 import numpy as np
 import pytest
-from conversion_harness import difference
 from helpers import keras_3_15
 from keras import ops
+from layer_harness import difference
 
 import nsl_keras
 from nsl_keras import graphs, nesting
 from nsl_keras.copying import copied, paired_variables
 
+pytestmark = pytest.mark.usefixtures("eager")
 RNG = np.random.default_rng(2)
 IMAGES = RNG.normal(size=(3, 8, 8, 2)).astype("float32")
 
@@ -40,58 +41,6 @@ def test_unfrozen_restores_each_flag():
         assert state == ["moving_mean", "moving_variance"]
     assert [layer.trainable for layer in nesting.sublayers(model)] == before
     assert len(model.trainable_variables) == 5
-
-
-def test_a_shared_predictor_stays_shared():
-    predictor = nsl_keras.predictors.SharedSimilarityPredictor(adapted_filters=2)
-    model = keras.Sequential([keras.Input((6, 6, 2))])
-    for _ in range(2):
-        model.add(nsl_keras.layers.NeuralSimilarityConv2D(2, 3, predictor=predictor))
-    copy = copied(model)
-    one, two = (layer.predictor for layer in copy.layers)
-    assert one is two and one is not predictor
-    images = keras.random.normal((2, 6, 6, 2), seed=0)
-    np.testing.assert_allclose(copy(images), model(images), atol=1e-6)
-    assert len(copy.variables) == len(model.variables)
-
-
-def sequential_built_by_a_call():
-    model = keras.Sequential([keras.layers.Conv2D(3, 3), keras.layers.ReLU()])
-    model(IMAGES)
-    return model
-
-
-@keras.saving.register_keras_serializable("test_copying")
-class Activated(keras.layers.Layer):
-    """A layer whose `from_config` makes a function from its config."""
-
-    def __init__(self, function, **kwargs):
-        super().__init__(**kwargs)
-        self.function = function
-
-    def call(self, inputs):
-        return self.function(inputs)
-
-    def get_config(self):
-        function = keras.saving.serialize_keras_object(self.function)
-        return super().get_config() | {"function": function}
-
-    @classmethod
-    def from_config(cls, config):
-        function = keras.saving.deserialize_keras_object(config["function"])
-        return cls(**config | {"function": function})
-
-
-def copied_by_the_layer():
-    return keras.Sequential([keras.Input((8, 8, 2)), Activated(keras.activations.relu)])
-
-
-@pytest.mark.parametrize("make", [sequential_built_by_a_call, copied_by_the_layer])
-def test_copies_of_other_models(make):
-    model = make()
-    copy = copied(model)
-    assert difference(model, copy, IMAGES) == 0
-    assert type(copy) is keras.Sequential
 
 
 class Scaled:
@@ -156,7 +105,11 @@ def test_the_class_is_kept(convert):
         converted = convert(model)
         assert type(converted) is type(model) and not converted.compiled
         assert_predicts_as(converted, model)
-    for model in (ScaledTask(2), Own(2)):
+
+
+def test_copies_of_other_models():
+    built_by_a_call = keras.Sequential([keras.layers.Conv2D(3, 3), keras.layers.ReLU()])
+    for model in (ScaledTask(2), Own(2), built_by_a_call):
         model(IMAGES)
         assert type(copied(model)) is type(model)
         assert_predicts_as(copied(model), model)
@@ -363,16 +316,14 @@ def test_a_predictor_shared_across_a_nested_model_stays_shared():
     end = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((8, 8, 2)), inner, convolution(), *end])
     for convert in (
+        copied,
         nsl_keras.convert.convert_batch_norms,
         nsl_keras.convert.add_film,
         lambda model: nsl_keras.MetaNeighborhoodModel.from_classifier(model, 4).backbone,
     ):
-        one, two = (each for each in graphs.layers(convert(model)) if is_similar(each))
+        layers = graphs.layers(convert(model))
+        one, two = (each for each in layers if hasattr(each, "bilinear_form"))
         assert one.predictor is two.predictor and one.predictor is not shared
-
-
-def is_similar(layer):
-    return hasattr(layer, "bilinear_form")
 
 
 def test_ragged_inputs_stay_ragged():

@@ -161,8 +161,10 @@ def test_code_runs(page, tmp_path, monkeypatch, eager):
     blocks = CODE.findall(page.read_text())
     if name_of(page) == "guides/devices.md":  # A test with two devices runs those of JAX.
         blocks = blocks[:1]
-    # A few epochs and episodes show that it runs.
+    # A few epochs, steps and episodes show that it runs.
     program = re.sub(r"\b(epochs|episodes)=\d\d", r"\1=4", "\n".join(blocks))
+    program = re.sub(r"\b(\w*steps)=[2-9]\b", r"\1=1", program)
+    program = program.replace("epochs=2, verbose", "epochs=1, verbose")
     exec(compile(program, name_of(page), "exec"), {"__name__": f"docs.{page.stem}"})
 
 
@@ -172,7 +174,7 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager):
     names = {"__name__": "readme"}
     for block in CODE.findall(README):
         program = block.replace('weights="imagenet"', "weights=None")
-        program = program.replace("epochs=5", "epochs=1")
+        program = program.replace("epochs=5", "epochs=1").replace("96, 96", "32, 32")
         exec(compile(program, "README.md", "exec"), names)
     for name in ("digits", "pets"):
         assert (tmp_path / "served" / name / "1" / "saved_model.pb").exists()

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from conversion_harness import stack
-from helpers import assert_close, normal, refusing, reloaded
+from helpers import assert_close, normal, randomize, refusing, reloaded
 from keras import ops
-from similarity_layers import SIMILARITIES, randomize, static_matrix, with_arguments
+from layer_cases import SIMILARITIES, static_matrix, with_arguments
+from layer_harness import stack
 
 from nsl_keras.layers import NeuralSimilarityConv2D, NeuralSimilarityDense
 from nsl_keras.predictors import SimilarityPredictor

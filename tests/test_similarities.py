@@ -3,17 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from golden_files import DTYPES, gradients
-from helpers import reloaded
+from helpers import DTYPES, assert_close, assert_equal, gradients, randomize, reloaded
 from keras import ops
-from similarity_layers import (
-    FAMILY,
-    assert_close,
-    assert_equal,
-    identity_parameters,
-    randomize,
-    to_matrix,
-)
+from layer_cases import built, identity_parameters, to_matrix
 
 from nsl_keras import similarities
 from nsl_keras.layers import NeuralSimilarityConv2D
@@ -153,14 +145,13 @@ def test_sparse_ties_in_a_compiled_layer():
     assert_equal(layer.similarity_matrix, np.diag(np.arange(9) == 4))
 
 
-@pytest.mark.parametrize(("name", "nonzeros"), [("conv2d", 1), ("depthwise_conv2d", None)])
+@pytest.mark.parametrize(("name", "nonzeros"), [("conv2d", 1), ("depthwise", None)])
 def test_gradient_of_every_sparse_entry_is_that_of_the_matrix(name, nonzeros):
-    member = FAMILY[name]
-    layer = member.make_built(kernel_size=2, similarity=similarities.Sparse(nonzeros))
-    unconstrained = member.make_built(kernel_size=2, similarity="unconstrained")
+    sparse = similarities.Sparse(nonzeros)
+    layer, inputs = built(name, kernel_size=2, similarity=sparse)
+    unconstrained, _ = built(name, kernel_size=2, similarity="unconstrained")
     unconstrained.set_weights(layer.get_weights())
     unconstrained.bilinear_form.similarity_parameters.assign(layer.similarity_matrix)
-    inputs = member.tensor()
     cotangent = random(*layer.compute_output_shape(inputs.shape))
     received, expected = (
         gradients(

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from conversion_harness import stack
 from keras import ops
+from layer_harness import stack
 
 from experiments.neural_similarity.shifts import with_shifts
 from nsl_keras.convert import fold

@@ -3,10 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from finite_differences import check_gradients
 from helpers import DTYPES, as_numpy, assert_close, normal, randomize
-from keras import ops
-from similarity_layers import SIMILARITIES, static_matrix
+from layer_cases import static_matrix
 
 from nsl_keras import convert, similarities
 from nsl_keras.layers import (
@@ -46,16 +44,6 @@ def test_einsum_formula(name):
     expected = np.einsum(layer.equation, rows, as_numpy(layer.kernel))
     assert_close(layer(inputs), expected, 1e-6)
     assert_close(layer.fold()(inputs), expected, 1e-6)
-
-
-@pytest.mark.parametrize("similarity", [each for each in SIMILARITIES if each != "full"])
-def test_einsum_gradients(similarity):
-    layer, inputs = einsum("output", SIMILARITIES[similarity], DTYPES[0], bias_axes="d")
-    step, tolerance = (1e-6, 1e-6) if DTYPES[0] == "float64" else (1e-2, 2e-2)
-    skip = ("similarity",) if similarity.startswith("sparse") else ()  # Straight through.
-    check_gradients(
-        layer, ops.convert_to_tensor(inputs), DTYPES[0], step, tolerance, skip=skip
-    )
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from conversion_harness import IMAGES, RNG, assert_independent, difference, graph_of, stack
-from helpers import randomize, reloaded
+from helpers import normal, randomize, reloaded
+from layer_harness import IMAGES, assert_independent, difference, graph_of, stack
 
 from nsl_keras import graphs, layers, nesting
 from nsl_keras.convert import add_similarity, fold
@@ -54,13 +54,13 @@ def test_a_cosine_classifier_on_several_shapes():
     layer = layers.CosineDense(3, activity_regularizer="l2", name="shared")
     short, long = keras.Input((5, 4)), keras.Input((7, 4))
     model = keras.Model([short, long], [layer(short), layer(long)])
-    inputs = [RNG.normal(size=(2, n, 4)).astype("float32") for n in (5, 7)]
+    inputs = [normal(2, n, 4) for n in (5, 7)]
     folded = fold(model)
     assert difference(model, folded, inputs) <= 1e-6
     assert len(folded.losses) == len(model.losses) == 2
 
 
-SEQUENCES = RNG.normal(size=(2, 2, 4)).astype("float32")
+SEQUENCES = normal(2, 2, 4)
 
 
 RNN, BOTH = keras.layers.RNN, keras.layers.Bidirectional

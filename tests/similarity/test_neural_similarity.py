@@ -1,21 +1,24 @@
 """The `M` of one kernel: matrix, learned shape, training, config and files."""
 
 import inspect
-import operator
 
 import keras
 import numpy as np
 import pytest
-from golden_files import DTYPES, gradients
-from helpers import as_numpy, randomize, reloaded
-from keras import ops
-from similarity_layers import (
-    FAMILY,
-    TOLERANCES,
+from helpers import (
+    DTYPES,
+    as_numpy,
     assert_close,
     assert_equal,
+    gradients,
+    reloaded,
+)
+from keras import ops
+from layer_cases import (
+    TOLERANCES,
+    built,
+    by_formula,
     predicted_matrix,
-    static_matrix,
     with_arguments,
 )
 
@@ -24,7 +27,7 @@ from nsl_keras.layers import NeuralSimilarityConv2D
 from nsl_keras.predictors import SimilarityPredictor
 
 RNG = np.random.default_rng(6)
-one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise_conv2d"])
+one_layer_of_a_kind = pytest.mark.parametrize("name", ["conv2d", "depthwise"])
 # A layer whose similarity is learned, and one whose similarity is predicted.
 SHAPED = similarities.Diagonal(learn_shape=True)
 each_predictor = pytest.mark.parametrize("predictor", [None, "sphere"])
@@ -36,12 +39,11 @@ def test_errors_of_what_needs_a_static_built_layer(what):
         attribute = getattr(layer, what)
         return attribute() if callable(attribute) else attribute
 
-    member = FAMILY["conv2d"]
     with pytest.raises(ValueError, match=rf"`{what}` needs a built layer"):
-        use(member.make(kernel_size=3))
+        use(NeuralSimilarityConv2D(4, 3))
     message = rf"`{what}` needs a static similarity.*kind='sphere'"
     with pytest.raises(ValueError, match=message):
-        use(member.make(kernel_size=2, predictor="sphere"))
+        use(NeuralSimilarityConv2D(4, 3, predictor="sphere"))
 
 
 def test_a_similarity_is_built_and_trained_by_fit():
@@ -55,61 +57,13 @@ def test_a_similarity_is_built_and_trained_by_fit():
     assert_close(layer.fold()(inputs), layer(inputs), 1e-5)
 
 
-# Layers that are turned: a plain layer gets the class and an `M`, and keeps its variables.
-
-SEQUENCE, IMAGE, VOLUME = (2, 7, 4), (2, 6, 5, 4), (2, 4, 5, 4, 4)
-CONVOLUTION = {"filters": 3, "kernel_size": 2}
-PLAIN = [
-    (layers.NeuralSimilarityConv1D, SEQUENCE, CONVOLUTION),
-    (layers.NeuralSimilarityConv2D, IMAGE, CONVOLUTION),
-    (layers.NeuralSimilarityConv3D, VOLUME, CONVOLUTION),
-    (layers.NeuralSimilarityConv2DTranspose, IMAGE, CONVOLUTION),
-    (layers.NeuralSimilarityDepthwiseConv2D, IMAGE, {"kernel_size": 2}),
-    (layers.NeuralSimilaritySeparableConv2D, IMAGE, CONVOLUTION),
-    (layers.NeuralSimilarityDense, SEQUENCE, {"units": 3}),
-    (layers.NeuralSimilarityGRUCell, (2, 4), {"units": 4}),
-    (layers.NeuralSimilarityLSTMCell, (2, 4), {"units": 4}),
-    (layers.NeuralSimilaritySimpleRNNCell, (2, 4), {"units": 4}),
-]
-each_plain = pytest.mark.parametrize(
-    ("kind", "shape", "options"), PLAIN, ids=[kind.__name__ for kind, *_ in PLAIN]
-)
-
-
-def called(layer, inputs):
-    if not hasattr(layer, "recurrent_kernel"):
-        return as_numpy(layer(inputs))
-    states = [inputs] * (2 if hasattr(layer, "unit_forget_bias") else 1)
-    return as_numpy(layer(inputs, states)[0])
-
-
-@each_plain
-@each_predictor
-def test_a_plain_layer_turns_in_place(kind, shape, options, predictor):
-    plain, inputs = kind.plain(**options), RNG.normal(size=shape).astype("float32")
-    plain.build(shape)
-    if not hasattr(plain, "recurrent_kernel"):  # Cells are called by position.
-        ours, keras_own = (inspect.signature(each.call) for each in (kind, kind.plain))
-        assert [*ours.parameters] == [*keras_own.parameters]
-    expected, variables = called(plain, inputs), plain.variables
-    plain._tracker.unlock()
-    plain.__class__ = kind
-    plain.set_similarity("unconstrained", predictor)
-    plain.build_similarity(shape)
-    plain._tracker.lock()
-    assert all(map(operator.is_, plain.variables, variables))
-    assert_close(called(plain, inputs), expected, 1e-5)
-    if predictor is not None:
-        with pytest.raises(ValueError, match="`fold` needs a static similarity"):
-            plain.folded_variables()
-        return
-    randomize(plain)
-    expected = called(plain, inputs)
-    assert_close(called(plain.fold(), inputs), expected, 1e-5)
-    for variable, value in plain.folded_variables():
-        variable.assign(value)
-    plain.__class__ = kind.plain
-    assert_close(called(plain, inputs), expected, 1e-5)
+def test_calls_take_the_arguments_of_keras():
+    for kind in vars(layers).values():
+        plain = getattr(kind, "plain", None)
+        # Cells are called by position.
+        if plain is not None and not hasattr(kind, "get_initial_state"):
+            ours, keras_own = (inspect.signature(each.call) for each in (kind, plain))
+            assert [*ours.parameters] == [*keras_own.parameters], kind
 
 
 @pytest.mark.jax
@@ -143,9 +97,7 @@ def trained_names(layer):
 
 
 def test_kernel_trainable_can_be_set_at_any_time():
-    member = FAMILY["conv2d"]
-    layer = member.make(kernel_size=2, kernel_trainable=False, similarity=SHAPED)
-    layer.build(member.inputs.shape)
+    layer, _ = built("conv2d", kernel_trainable=False, similarity=SHAPED)
     for value in (False, True, False):
         layer.kernel_trainable = value
         of_kernel = ["kernel", "bias"] if value else []
@@ -154,9 +106,8 @@ def test_kernel_trainable_can_be_set_at_any_time():
 
 @pytest.mark.parametrize("value", [False, True])
 def test_kernel_trainable_outlives_trainable_copies_and_files(value, tmp_path):
-    member = FAMILY["conv2d"]
-    layer = member.make(kernel_size=2)
-    model = keras.Sequential([keras.Input(member.inputs.shape[1:]), layer])
+    layer = NeuralSimilarityConv2D(4, 3)
+    model = keras.Sequential([keras.Input((6, 5, 2)), layer])
     layer.kernel_trainable = value
     expected = sorted(trained_names(layer))
     assert len(expected) == (3 if value else 1)
@@ -173,16 +124,13 @@ def test_kernel_trainable_outlives_trainable_copies_and_files(value, tmp_path):
 # The kernel's shape learned with the similarity: `D M`, Eqs. (4) and (5).
 
 
-def make_shaped(name, predictor=None, dtype="float32", similarity="diagonal", **options):
-    """A layer with random weights whose shape is still the whole kernel."""
-    layer = FAMILY[name].make_built(
-        **{"kernel_size": 2, "padding": "same", **options},
-        predictor=predictor,
-        similarity=with_arguments(similarity, learn_shape=True),
-        dtype=dtype,
-    )
+def make_shaped(name, predictor=None, dtype="float32", similarity="diagonal"):
+    """A layer with random weights whose shape is still the whole kernel, and inputs."""
+    similarity = with_arguments(similarity, learn_shape=True)
+    options = {"kernel_size": 2, "padding": "same", "predictor": predictor}
+    layer, inputs = built(name, similarity=similarity, dtype=dtype, **options)
     drop(layer)
-    return layer
+    return layer, inputs
 
 
 def drop(layer, *taps):
@@ -204,55 +152,24 @@ def test_shape_is_boolean_above_the_threshold(threshold):
     assert keras.backend.standardize_dtype(layer.learned_shape.dtype) == "float32"
 
 
-@pytest.mark.parametrize(
-    ("name", "similarity"),
-    [
-        ("conv1d", "unconstrained"),
-        ("conv2d", "diagonal"),
-        ("conv2d", "full"),
-        ("conv3d", "sparse_of_3"),
-        ("depthwise_conv2d", "symmetric"),
-    ],
-)
-def test_static_layer_masks_the_rows_of_the_matrix(name, similarity):
-    member, dtype = FAMILY[name], DTYPES[0]
-    layer = make_shaped(name, similarity=similarity, dtype=dtype)
-    whole = ops.convert_to_numpy(layer.equivalent_kernel)
-    drop(layer, 0)
-    shape = np.ones(layer.bilinear_form.taps)
-    shape[0] = 0
-    matrix = static_matrix(layer)
-    masked = np.tile(shape, len(matrix) // layer.bilinear_form.taps)[:, None] * matrix
-    outputs = layer(member.tensor(dtype))
-    assert_close(outputs, member.expected(layer, masked), TOLERANCES[dtype])
-    assert_close(layer.fold()(member.tensor(dtype)), outputs, TOLERANCES[dtype])
-    # `M` itself is not masked, and the tap can come back.
-    assert_close(layer.similarity_matrix, matrix, 1e-6)
-    drop(layer)
-    assert_equal(layer.equivalent_kernel, whole)
-
-
 @pytest.mark.parametrize("similarity", ["diagonal", "unconstrained"])
 @one_layer_of_a_kind
 def test_dynamic_layer_masks_the_rows_of_every_matrix(name, similarity):
-    member, dtype = FAMILY[name], DTYPES[0]
     predictor = SimilarityPredictor("sphere", downsampling=1)
-    layer = make_shaped(name, predictor, dtype, similarity)
+    layer, inputs = make_shaped(name, predictor, DTYPES[0], similarity)
     drop(layer, 1)
-    inputs = member.tensor(dtype)
     rows = np.where(np.arange(layer.bilinear_form.taps) == 1, 0, 1)[:, None]
-    expected = member.expected(layer, rows * predicted_matrix(layer, inputs))
-    assert_close(layer(inputs), expected, TOLERANCES[dtype])
+    expected = by_formula(layer, inputs, rows * predicted_matrix(layer, inputs))
+    assert_close(layer(inputs), expected, TOLERANCES[DTYPES[0]])
 
 
 @each_predictor
 @one_layer_of_a_kind
 def test_gradient_of_the_boolean_shape_reaches_the_real_one(name, predictor):
     """The outputs are linear in `d`: its gradient is the change from 0 to 1."""
-    member, dtype = FAMILY[name], DTYPES[0]
-    layer = make_shaped(name, predictor, dtype)
+    dtype = DTYPES[0]
+    layer, inputs = make_shaped(name, predictor, dtype)
     drop(layer, 1)
-    inputs = member.tensor(dtype)
     cotangent = ops.cast(RNG.normal(size=layer.compute_output_shape(inputs.shape)), dtype)
 
     def scalar(inputs):
@@ -278,6 +195,6 @@ def test_errors_of_the_learned_shape():
         (SHAPED, r"`learned_shape` needs a built"),
     ):
         with pytest.raises(ValueError, match=message):
-            FAMILY["conv2d"].make(kernel_size=2, similarity=similarity).learned_shape  # noqa: B018
+            NeuralSimilarityConv2D(4, 3, similarity=similarity).learned_shape  # noqa: B018
     with pytest.raises(ValueError, match=r"`shape_threshold` must be a number in"):
         similarities.Diagonal(shape_threshold=1.0)

@@ -58,22 +58,21 @@ def derivatives(layer, images, training, second=True):
 
 @pytest.mark.jax
 @pytest.mark.parametrize(
-    ("kind", "options", "batch", "most"),
+    ("kind", "options", "batch", "most", "second"),
     [
-        ("conv1d", {}, None, 2),
-        ("conv2d", {}, BATCH, 1),
-        ("conv2d", UNCONSTRAINED, None, 2),
-        ("conv3d", {}, None, 100),
-        ("transposed", {}, BATCH, 2),
-        ("depthwise", {}, None, 2),
+        ("conv1d", {}, None, 2, False),
+        ("conv2d", UNCONSTRAINED, None, 2, True),
+        ("conv3d", {}, None, 100, False),
+        ("transposed", {}, BATCH, 2, False),
+        ("depthwise", {}, BATCH, 1, False),
     ],
     ids=str,
 )
-def test_training_equals_the_plain_sum(kind, options, batch, most, monkeypatch):
+def test_training_equals_the_plain_sum(kind, options, batch, most, second, monkeypatch):
     layer, images = make(kind, most, monkeypatch, **options)
     images = ops.convert_to_tensor(images, DTYPE)
     received, expected = (
-        lambda images, training=training: derivatives(layer, images, training)
+        lambda images, training=training: derivatives(layer, images, training, second)
         for training in (True, False)
     )
     if IS_TENSORFLOW:

@@ -3,18 +3,16 @@
 import keras
 import numpy as np
 import pytest
-from finite_differences import check_gradients
-from golden_files import DTYPES
-from helpers import assert_all_equal, randomize
-from keras import ops
-from similarity_layers import (
-    TOLERANCES,
+from helpers import (
+    DTYPES,
+    assert_all_equal,
     assert_close,
     assert_equal,
-    identity_parameters,
-    to_matrix,
+    randomize,
     values,
 )
+from keras import ops
+from layer_cases import TOLERANCES, identity_parameters, to_matrix
 
 from nsl_keras import layers, similarities
 from nsl_keras.convert import fold
@@ -160,17 +158,6 @@ def test_arguments_reach_both_similarities():
         constraint = part.similarity_parameters.constraint
         assert isinstance(constraint, keras.constraints.NonNeg)
         assert_equal(part.similarity_matrix, 0.5 * np.eye(size))
-
-
-@pytest.mark.skipif("float64" not in DTYPES, reason="needs float64")
-@pytest.mark.parametrize(
-    ("name", "form"), [*((name, "predicted_blocks") for name in CELLS), ("lstm", "blocks")]
-)
-def test_gradients(name, form):
-    cell = built(name, dtype="float64", **FORMS[form])
-    # A loop of TensorFlow takes longer to trace than all the steps.
-    layer = keras.layers.RNN(cell, dtype="float64", return_sequences=True, unroll=True)
-    check_gradients(layer, sequences("float64")[:2, :2], "float64", 1e-6, 1e-5)
 
 
 LAYERS = {

@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from conversion_harness import stack
 from keras import ops
+from layer_harness import stack
 from pictures import drawn, written
 
 import nsl_keras

@@ -1,0 +1,333 @@
+"""Layers with a predicted similarity, against the formula."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import (
+    DTYPES,
+    IS_TENSORFLOW,
+    as_numpy,
+    assert_close,
+    keras_3_15,
+    normal,
+    randomize,
+    refusing,
+    run_litert,
+)
+from layer_cases import (
+    SIMILARITIES,
+    TOLERANCES,
+    built,
+    by_formula,
+    cut,
+    identity_parameters,
+    predicted_matrix,
+)
+
+from nsl_keras import layers
+from nsl_keras.layers import NeuralSimilarityConv1D, NeuralSimilarityConv2D
+from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
+from nsl_keras.similarities import Diagonal
+
+DTYPE = DTYPES[0]
+# An odd padding, a stride, a dilation, and the axes not alike.
+SOME_GEOMETRIES = [
+    {"kernel_size": (2, 3, 2), "padding": "same", "strides": 2},
+    {"kernel_size": (3, 2, 1), "dilation_rate": (1, 3, 2)},
+]
+ALL_GEOMETRIES = [
+    *SOME_GEOMETRIES,
+    {"kernel_size": 1, "padding": "same", "strides": 2},
+    {"kernel_size": (4, 2, 3), "padding": "same", "strides": 2},
+    {"kernel_size": (2, 3, 2), "strides": (3, 1, 2)},
+    {"kernel_size": (2, 3, 2), "padding": "same", "dilation_rate": (3, 1, 2)},
+    {"kernel_size": (12, 1, 1), "padding": "same", "strides": 2},  # Above the image.
+]
+CAUSAL = [
+    {"kernel_size": 4, "padding": "causal", "dilation_rate": 2},
+    {"kernel_size": 4, "padding": "causal", "strides": 2},
+]
+
+
+def recipe(kind="sphere", **options):
+    return SimilarityPredictor(kind, **{"width": 5, "downsampling": 1, **options})
+
+
+PREDICTORS = {
+    "sphere": recipe,
+    "full_sphere": lambda: recipe("full_sphere"),
+    "cnn": lambda: recipe("cnn"),
+    "pooled": lambda: recipe(pooled=True),
+    "in_blocks": lambda: recipe(downsampling=2),
+    "shared": lambda: SharedSimilarityPredictor(recipe(), adapted_filters=3),
+    "shared_pooled": lambda: SharedSimilarityPredictor(recipe(pooled=True), 3),
+}
+
+
+def own_predictor(kind, name, similarity, geometry):
+    """A layer of Keras, at each position or per example."""
+    geometry = cut(name, geometry)
+    del geometry["filters"]
+    size = int(np.prod(geometry["kernel_size"]))
+    outputs = identity_parameters(SIMILARITIES[similarity], size).size
+    if kind == "own":
+        return keras.layers.Conv3D(outputs, activation="tanh", dtype=DTYPE, **geometry)
+    dense = keras.layers.Dense(outputs, "tanh", dtype=DTYPE)
+    return keras.Sequential([keras.layers.Flatten(dtype=DTYPE), dense])
+
+
+@pytest.mark.parametrize(
+    ("name", "similarity", "kind"),
+    [
+        ("conv2d", "diagonal", "sphere"),
+        ("conv2d", "unconstrained", "full_sphere"),
+        ("conv2d", "symmetric", "cnn"),
+        ("conv2d", "positive_semidefinite", "pooled"),
+        ("conv2d", "diagonal", "shared"),
+        ("conv2d", "unconstrained", "own_per_example"),
+        ("conv1d", "positive_semidefinite", "sphere"),
+        ("conv1d", "diagonal", "shared_pooled"),
+        ("conv1d", "unconstrained", "full_sphere"),
+        ("conv3d", "symmetric", "sphere"),
+        ("conv3d", "diagonal", "own"),
+        ("depthwise", "unconstrained", "sphere"),
+        ("depthwise", "symmetric", "shared"),
+    ],
+)
+def test_convolutions_follow_the_formula(name, similarity, kind):
+    geometries = ALL_GEOMETRIES if kind == "sphere" else SOME_GEOMETRIES
+    if name == "conv1d" and "pooled" not in kind:
+        geometries = [*geometries, *CAUSAL]
+    for geometry in geometries:
+        if kind in PREDICTORS:
+            predictor = PREDICTORS[kind]()
+        else:
+            predictor = own_predictor(kind, name, similarity, geometry)
+        options = {"similarity": SIMILARITIES[similarity], "predictor": predictor}
+        layer, inputs = built(name, dtype=DTYPE, **options, **geometry)
+        expected = by_formula(layer, inputs, predicted_matrix(layer, inputs))
+        assert_close(layer(inputs), expected, TOLERANCES[DTYPE], geometry)
+
+
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_dense_layers_follow_the_formula(block_size):
+    for name, similarity in SIMILARITIES.items():
+        if similarity.static_only:
+            continue
+        options = {"similarity": similarity, "predictor": "cnn", "block_size": block_size}
+        layer, inputs = built("dense", dtype=DTYPE, **options)
+        expected = by_formula(layer, inputs, predicted_matrix(layer, inputs))
+        assert_close(layer(inputs), expected, 10 * TOLERANCES[DTYPE], name)
+        assert_close(layer(inputs[:, 0]), expected[:, 0], 10 * TOLERANCES[DTYPE], name)
+
+
+@pytest.mark.jax
+def test_an_empty_batch():
+    layer = layers.NeuralSimilarityDense(3, predictor="sphere")
+    assert tuple(layer(np.zeros((0, 6), "float32")).shape) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    ["sphere", "full_sphere", keras.layers.Dense(12, kernel_initializer="zeros")],
+    ids=["sphere", "full_sphere", "custom"],
+)
+def test_masked_vectors_change_no_statistics(predictor):
+    layer = layers.NeuralSimilarityDense(5, predictor=predictor)
+    model = keras.Sequential([keras.Input((None, 12)), keras.layers.Masking(), layer])
+    randomize(layer)
+    weights, vectors, found = model.get_weights(), normal(2, 3, 12), []
+    for padding in (0, 20):
+        model.set_weights(weights)
+        given = np.pad(vectors, [(0, 0), (0, padding), (0, 0)])
+        outputs = as_numpy(model(given, training=True))
+        found.append([outputs[:, :3], *model.get_weights()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+TRANSPOSED = [
+    {},
+    {"kernel_size": (2, 3), "padding": "same"},
+    {"strides": 2, "padding": "same"},
+    {"kernel_size": 4, "strides": 2, "padding": "same", "output_padding": 1},
+    {"kernel_size": 4, "strides": 2},
+    {"kernel_size": (3, 2), "strides": 2, "output_padding": 1},
+    {"kernel_size": (1, 2), "strides": 3},
+]
+#: TensorFlow cannot dilate them on a CPU.
+DILATED = [
+    {"kernel_size": 2, "padding": "same", "dilation_rate": 2},
+    {"kernel_size": (3, 2), "dilation_rate": (1, 2)},
+]
+
+
+def transposed(layer, inputs, matrices, sizes):
+    """The outputs by the formula, with an `M` for each example and input position."""
+    inputs, kernel = as_numpy(inputs), as_numpy(layer.kernel)
+    outputs = np.zeros((len(inputs), *sizes, layer.filters))
+    before = []
+    for axis, size in enumerate(sizes):
+        reach = (layer.kernel_size[axis] - 1) * layer.dilation_rate[axis] + 1
+        written = (inputs.shape[1 + axis] - 1) * layer.strides[axis] + reach
+        # As a convolution of the outputs pads them.
+        before.append(max(written - size, 0) // 2 if layer.padding == "same" else 0)
+    taps = kernel.reshape(-1, *kernel.shape[-2:])
+    for example, *place in np.ndindex(*inputs.shape[:-1]):
+        at = example, *place
+        products = matrices[at].T @ (taps @ inputs[at])
+        for u, tap in enumerate(np.ndindex(*layer.kernel_size)):
+            q = tuple(
+                place[a] * layer.strides[a] + tap[a] * layer.dilation_rate[a] - before[a]
+                for a in range(2)
+            )
+            if all(0 <= q[a] < sizes[a] for a in range(2)):
+                outputs[(example, *q)] += products[u]
+    return outputs + as_numpy(layer.bias)
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    ("geometry", "options"),
+    [
+        *((geometry, {}) for geometry in (TRANSPOSED if IS_TENSORFLOW else DILATED)),
+        # For blocks of positions, and for whole examples.
+        *((TRANSPOSED[2], options) for options in ({"downsampling": 2}, {"pooled": True})),
+    ],
+    ids=str,
+)
+def test_transposed_layers_follow_the_formula(geometry, options):
+    options = {
+        "similarity": "unconstrained",
+        "predictor": SimilarityPredictor("cnn", **options),
+    }
+    layer, inputs = built("transposed", dtype=DTYPE, **options, **geometry)
+    matrices = as_numpy(layer.predicted_matrices(inputs))
+    matrices = np.broadcast_to(matrices, (*inputs.shape[:-1], *matrices.shape[-2:]))
+    received = as_numpy(layer(inputs))
+    expected = transposed(layer, inputs, matrices, received.shape[1:-1])
+    assert_close(received, expected, 10 * TOLERANCES[DTYPE])
+
+
+@keras_3_15
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
+def test_unknown_sizes_run_in_litert(tmp_path):
+    layer = layers.NeuralSimilarityConv2DTranspose(2, 3, predictor="cnn")
+    model = keras.Sequential([keras.Input((None, None, 3)), layer])
+    randomize(model)
+    model.export(tmp_path / "model.tflite", format="litert", verbose=False)
+    images = normal(2, 4, 3, 3)
+    assert_close(run_litert(tmp_path / "model.tflite", images), model(images), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["sphere", "full_sphere", "shared", "in_blocks"])
+def test_causal_layer_never_looks_ahead(kind):
+    dilated = [] if kind == "in_blocks" else [{"dilation_rate": 2}]
+    for options in ({}, {"strides": 2}, *dilated):
+        options = {"similarity": "unconstrained", "padding": "causal", **options}
+        layer, inputs = built("conv1d", predictor=PREDICTORS[kind](), **options)
+        changed = inputs + 1.0 * (np.arange(inputs.shape[1]) == 6)[:, None]
+        before, after = as_numpy(layer(inputs)), as_numpy(layer(changed))
+        # Position p stands at step p * strides.
+        earlier = 6 // options.get("strides", 1)
+        assert_close(after[:, :earlier], before[:, :earlier], 1e-6, options)
+        assert np.max(np.abs(after - before)[:, earlier:]) > 0.01
+
+
+def test_errors_of_predictors_that_look_ahead_or_do_not_fit():
+    def build(predictor, size=3, padding="causal"):
+        layer = NeuralSimilarityConv1D(6, size, padding=padding, predictor=predictor)
+        layer.build((None, 11, 4))
+
+    with pytest.raises(ValueError, match=r"must be not pooled in a causal layer"):
+        build(SharedSimilarityPredictor(SimilarityPredictor(pooled=True)))
+    shared = SharedSimilarityPredictor()
+    build(shared, padding="same")
+    with pytest.raises(ValueError, match=r"all causal or none.*'causal'"):
+        build(shared)
+    with pytest.raises(ValueError, match=r"with the same kernel size.*kernel_size=\(4"):
+        build(shared, 4, "same")
+
+
+def test_a_separable_layer_is_the_depthwise_one_and_a_1x1_convolution():
+    options = {"similarity": "unconstrained", "predictor": "cnn", "padding": "same"}
+    separable, inputs = built("separable", **options)
+    depthwise, _ = built("depthwise", use_bias=False, **options)
+    depthwise.set_weights(
+        [separable.kernel, *(each.value for each in separable.bilinear_form.weights)]
+    )
+    pointwise = keras.layers.Conv2D(12, 1)
+    between = depthwise(inputs)
+    pointwise.build(between.shape)
+    pointwise.set_weights([separable.pointwise_kernel, separable.bias])
+    assert_close(separable(inputs), pointwise(between), 1e-5)
+    separable.kernel_trainable = False
+    assert separable.trainable_variables == separable.bilinear_form.trainable_variables
+
+
+def at_each_position(predictor, context):
+    return [keras.layers.Conv2D(context.outputs, 1)]
+
+
+DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": 2, **DYNAMIC}, "`groups` must be 1 with a predictor.*groups=2"),
+        (
+            {"predictor": "other"},
+            "must be one of 'sphere', 'full_sphere', 'cnn', a `Sim.*'other'",
+        ),
+        ({"predictor": np.ones(3)}, "`predictor` must be one of .*predictor=array"),
+        *(
+            (
+                {"similarity": similarity, **DYNAMIC},
+                rf"`similarity` must be with a predictor neither .*{name}",
+            )
+            for similarity, name in (
+                (Diagonal(constraint="non_neg"), "Diagonal .*NonNeg"),
+                (Diagonal(initializer="glorot_uniform"), "Diagonal .*Glorot"),
+                (Diagonal(shared_by="filter"), "Diagonal .*'filter'"),
+                ("sparse", "Sparse with"),
+            )
+        ),
+        (
+            {"predictor": keras.layers.Conv2D(81, 3)},
+            r"`predictor` must return the 9 parameters .*\(2, 7, 9, 81\)",
+        ),
+        (
+            {"predictor": BLOCKS, "dilation_rate": 2},
+            r"without `downsampling`, except in convolutions without dilation",
+        ),
+        (
+            {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},
+            r"`predictions` must be one for each block of `downsampling`: 4 along 7.*=9",
+        ),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        layer_on(np.ones((2, 9, 11, 4), "float32"), **options)
+
+
+def layer_on(inputs, **options):
+    return NeuralSimilarityConv2D(4, 3, **options)(inputs)
+
+
+def dense(**options):
+    layers.NeuralSimilarityDense(5, **options).build((None, 12))
+
+
+test_errors_of_layers_and_inputs = refusing(
+    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "`inputs` must be floats.*uint8"),
+    (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
+    (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
+    (lambda: dense(block_size=0), "`block_size` must be a positive integer"),
+    (lambda: dense(block_size=5), "`block_size` must be a divisor of the 12 feat.*=5"),
+    (
+        lambda: dense(predictor=keras.layers.Dense(7)),
+        r"`predictor` must return the 12 parameters .*shape \(None, 7\)",
+    ),
+)
