@@ -1,4 +1,4 @@
-"""Adapts a small transformer to new classes: a similarity, LoRA, all weights.
+"""Adapts a small transformer to new classes: the classifier, a similarity, all weights.
 
 The script trains a transformer on the digits 0 to 4; the rows of an image are its tokens.
 Then it adapts the network to the digits 5 to 9 with ten labels per class, and prints the
@@ -45,27 +45,18 @@ def fit(model, x, y, rate, epochs):
 
 
 def classifier_alone(model):
-    model.trainable = False
-    model.get_layer("classifier").trainable = True
+    for layer in model.layers:
+        layer.trainable = layer.name == "classifier"
 
 
 def similarity(model):
-    nsl_keras.convert.add_similarity(
-        model, "orthogonal", block_size=4, freeze_backbone="features", inplace=True
-    )
-
-
-def lora(model):
-    for layer in model._flatten_layers():
-        layer.trainable = not layer.weights or hasattr(layer, "enable_lora")
-        if hasattr(layer, "enable_lora") and layer.name != "classifier":
-            layer.enable_lora(1)
+    options = {"block_size": 4, "freeze_backbone": "features", "inplace": True}
+    nsl_keras.convert.add_similarity(model, "orthogonal", **options)
 
 
 METHODS = {
     "classifier alone": classifier_alone,
     "orthogonal similarity": similarity,
-    "LoRA of rank 1": lora,
     "all weights": lambda model: None,
 }
 
