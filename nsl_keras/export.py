@@ -155,7 +155,8 @@ def save_model(
             archive.track(table)
     computed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if isinstance(served, MetaNeighborhoodModel):
-        computed = served.constants_computed()
+        served.neighborhood.constants.update()
+        computed = served.neighborhood.constants.used()
     # Compiled, half precision rounds differently.
     tolerance = 0.05 if model.compute_dtype.endswith("16") else 1e-4
     with files.replacing(path) as scratch, computed:

@@ -19,6 +19,7 @@ your own, which may change weights.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,24 +30,30 @@ from nsl_keras.backend import updated
 
 
 class Constants:
-    """Variables for tensors that are computed once. Keras does not track them itself."""
+    """Variables for the structure of tensors that a function computes.
 
-    def __init__(self) -> None:
+    Keras does not track them itself.
+    """
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute = compute
         self.variables: list[keras.Variable] = []
         self.in_use = False
 
-    def build(self, symbols: Any) -> None:
-        """Creates a variable for each symbolic tensor of a structure."""
-        self._structure = symbols
+    def build(self) -> None:
+        """Creates a variable for each tensor."""
+        tensors = self.compute()
+        self._structure = tree.map_structure(lambda _: 0, tensors)
+        options = {"trainable": False, "name": "constant"}
         self.variables = [
-            keras.Variable(
-                "zeros", each.shape, each.dtype, trainable=False, name="constant"
-            )
-            for each in tree.flatten(symbols)
+            keras.Variable("zeros", each.shape, each.dtype, **options)
+            for each in tree.flatten(tensors)
         ]
 
-    def assign(self, tensors: Any) -> None:
-        for variable, tensor in zip(self.variables, tree.flatten(tensors), strict=True):
+    def update(self) -> None:
+        """Computes the tensors and assigns them to the variables."""
+        tensors = tree.flatten(self.compute())
+        for variable, tensor in zip(self.variables, tensors, strict=True):
             variable.assign(tensor)
 
     def read(self) -> Any:
@@ -89,20 +96,20 @@ class ComputesOnce(keras.Model):
         return function
 
 
+@dataclasses.dataclass
 class _Once:
     """A function of batches that computes the constants before the first batch."""
 
-    def __init__(self, model: ComputesOnce, function: Callable[..., Any]) -> None:
-        self.model = model
-        self.function = function
-        self.is_due = True
+    model: ComputesOnce
+    function: Callable[..., Any]
+    is_due: bool = True
 
     def __call__(self, *arguments: Any) -> Any:
         head = self.model.neighborhood
         if not head.built:  # The function is about to build the model.
             return self.function(*arguments)
         if self.is_due:
-            arguments = updated(self.model, head.update_constants, arguments)
+            arguments = updated(self.model, head.constants.update, arguments)
             self.is_due = False
         with head.constants.used():
             return self.function(*arguments)
