@@ -155,8 +155,7 @@ def save_model(
             archive.track(table)
     computed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if isinstance(served, MetaNeighborhoodModel):
-        served.neighborhood.constants.update()
-        computed = served.neighborhood.constants.used()
+        computed = served.neighborhood.constants.computed()
     # Compiled, half precision rounds differently.
     tolerance = 0.05 if model.compute_dtype.endswith("16") else 1e-4
     with files.replacing(path) as scratch, computed:

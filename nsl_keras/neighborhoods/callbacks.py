@@ -7,7 +7,6 @@ from typing import Any
 import keras
 
 from nsl_keras import validation
-from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 
 
@@ -28,9 +27,8 @@ class DictionaryInitializer(keras.callbacks.Callback):
         seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:
-        ValueError: For a negative `epochs` or `seed`; in `fit`, if `epochs` is not reached
-            or the model is not a `MetaNeighborhoodModel`, and as
-            `MetaNeighborhoodModel.initialize_from`.
+        ValueError: For a negative `epochs` or `seed`; in `fit`, if `epochs` is not reached,
+            and as `MetaNeighborhoodModel.initialize_from`.
 
     Example:
 
@@ -54,16 +52,12 @@ class DictionaryInitializer(keras.callbacks.Callback):
         self.x, self.y = data.gather(x, y)
         self.epochs = validation.non_negative_integer(epochs, "epochs")
         self.seed = validation.optional(validation.non_negative_integer, seed, "seed")
-        self._initialized: MetaNeighborhoodModel | None = None
+        self._initialized: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        fits = isinstance(self.model, MetaNeighborhoodModel)
-        demand = "a MetaNeighborhoodModel for `DictionaryInitializer`"
-        validation.require(fits, "model", demand, self.model)
         demand = f"less than the {self.params['epochs']} epochs of `fit`"
-        validation.require(
-            self.epochs < self.params["epochs"], "epochs", demand, self.epochs
-        )
+        fits = self._initialized is self.model or self.epochs < self.params["epochs"]
+        validation.require(fits, "epochs", demand, self.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == self.epochs and self._initialized is not self.model:

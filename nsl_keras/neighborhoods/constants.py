@@ -4,12 +4,12 @@ The gradients of the inner loss at the dictionary's entries do not depend on the
 cost far more than the rest of a prediction. `predict`, `evaluate`, `neighbors` and exports
 compute them once, and keep them in `Constants`, variables that no file of weights contains.
 
-They are never out of date, because only two places use them:
+They are never out of date, because only three places use them:
 
 * the functions that Keras runs on the batches of `predict` and `evaluate`. Each call of
   these methods computes the constants anew, just before its first batch: callbacks that
   change weights at the beginning, as `keras.callbacks.SwapEMAWeights` does, have run;
-* an export, right after it has computed them.
+* `neighbors` and an export, right after they have computed them.
 
 Everywhere else, for instance in `model(x)` or in a training loop of your own, each call
 computes everything, and so is differentiable. So does a `test_step` or `predict_step` of
@@ -60,6 +60,11 @@ class Constants:
         values = [ops.convert_to_tensor(variable) for variable in self.variables]
         return tree.pack_sequence_as(self._structure, values)
 
+    def computed(self) -> contextlib.AbstractContextManager[None]:
+        """Computes the tensors, which the head then reads in the context."""
+        self.update()
+        return self.used()
+
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Lets the head read the constants instead of computing them."""
@@ -70,37 +75,11 @@ class Constants:
             self.in_use = False
 
 
-class ComputesOnce(keras.Model):
-    """Private mixin of models whose `predict` and `evaluate` use constants."""
-
-    #: The `MetaNeighborhoodHead` that has the constants.
-    neighborhood: Any
-    test_function: Any
-    predict_function: Any
-
-    def make_test_function(self, force: bool = False) -> Any:
-        super().make_test_function(force)
-        self.test_function = self._computing_once(self.test_function, "test_step")
-        return self.test_function
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        super().make_predict_function(force)
-        self.predict_function = self._computing_once(self.predict_function, "predict_step")
-        return self.predict_function
-
-    def _computing_once(self, function: Any, step: str) -> Any:
-        if isinstance(function, _Once):
-            function.is_due = True
-        elif getattr(type(self), step) is getattr(keras.Model, step):
-            return _Once(self, function)
-        return function
-
-
 @dataclasses.dataclass
-class _Once:
-    """A function of batches that computes the constants before the first batch."""
+class Once:
+    """A model's function of batches; computes the constants before the first batch."""
 
-    model: ComputesOnce
+    model: Any
     function: Callable[..., Any]
     is_due: bool = True
 

@@ -64,7 +64,7 @@ def stages_of(head: layers.Layer) -> list[DenseStage]:
     """
     stages: list[DenseStage] = []
     for layer in layers_of(head):
-        activation = getattr(layer, "activation", None)
+        activation: Any = getattr(layer, "activation", None)
         has_weights = isinstance(activation, layers.Layer)  # Perhaps, as a PReLU.
         if type(layer) is CosineDense:
             stages.append(

@@ -103,19 +103,16 @@ class InstanceFiLM(keras.layers.Layer):
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         inputs = ops.convert_to_tensor(inputs, self.compute_dtype, sparse=False)
-        rank = len(inputs.shape)
-        channel_axis = self.axis % rank
-        space = tuple(axis for axis in range(1, rank) if axis != channel_axis)
+        axes = range(1, len(inputs.shape))
+        space = tuple(axis for axis in axes if axis != self.axis % len(inputs.shape))
         queries = at_least_float32(inputs)
         if space:
             queries = _mean(queries, space, mask if self.axis < 0 else None)
         weights = ops.softmax(self.learned_sharpness * Cosine()(queries, self.keys))
-        per_channel = [-1, *(1 for _ in inputs.shape[1:])]
-        per_channel[channel_axis] = inputs.shape[channel_axis]
         # MN Eq. (4): iFiLM. The paper adds nothing to the scales.
-        scale = ops.reshape(ops.matmul(weights, self.scales) + self.residual, per_channel)
-        shift = ops.reshape(ops.matmul(weights, self.shifts), per_channel)
-        scale, shift = ops.cast(scale, inputs.dtype), ops.cast(shift, inputs.dtype)
+        scale = ops.cast(ops.matmul(weights, self.scales) + self.residual, inputs.dtype)
+        shift = ops.cast(ops.matmul(weights, self.shifts), inputs.dtype)
+        scale, shift = ops.expand_dims(scale, space), ops.expand_dims(shift, space)
         return scale * inputs + shift
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:

@@ -147,8 +147,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             dictionary = NeighborDictionary(entries, name="dictionary", **options)
         self.head = head
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
-        given = inner_learning_rate, learning_rate_form
-        self.learning_rate = InnerLearningRate(*given, **options)
+        self.learning_rate = InnerLearningRate(
+            inner_learning_rate, learning_rate_form, **options
+        )
         self.inner_learning_rate = self.learning_rate.initial
         self.learning_rate_form = self.learning_rate.form
         self.dictionary = dictionary
@@ -304,7 +305,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
         """
         if not isinstance(dual_form.layers_of(self.head)[0], CosineDense):
-            square = ops.mean(ops.sum(ops.square(self.dictionary.keys), axis=-1))
+            keys = ops.cast(self.dictionary.keys, self._precision)
+            square = ops.mean(ops.sum(ops.square(keys), axis=-1))
             # A bound of the inner loss's curvature along any change of outputs.
             curvature = 0.5 if self.task == "classification" else 2.0
             self.learning_rate.limit(1 / (curvature * (square + 1)))

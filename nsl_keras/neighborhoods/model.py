@@ -17,7 +17,7 @@ from nsl_keras.backend import (
     replicas_in_sync,
     variable_scope,
 )
-from nsl_keras.neighborhoods.constants import ComputesOnce
+from nsl_keras.neighborhoods.constants import Once
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.splitting import split_classifier
@@ -26,7 +26,7 @@ from nsl_keras.training.checks import CheckedModel, loss_of_logits
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
+class MetaNeighborhoodModel(CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbors.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
@@ -99,6 +99,9 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         1; defaults from Appendix A.2. Initial rate, keys and values follow the authors'
         code. The paper uses 1,000 entries for regression, 5,000 and 10,000 for images.
     """
+
+    test_function: Any
+    predict_function: Any
 
     def __init__(
         self,
@@ -237,6 +240,24 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         if y is not None:
             self.dictionary.require_targets(y)
 
+    def make_test_function(self, force: bool = False) -> Any:
+        super().make_test_function(force)
+        self.test_function = self._computing_once(self.test_function, "test_step")
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        super().make_predict_function(force)
+        self.predict_function = self._computing_once(self.predict_function, "predict_step")
+        return self.predict_function
+
+    def _computing_once(self, function: Any, step: str) -> Any:
+        """Returns a function of batches that computes the head's constants once."""
+        if isinstance(function, Once):
+            function.is_due = True
+        elif getattr(type(self), step) is getattr(keras.Model, step):
+            return Once(self, function)
+        return function
+
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
 
@@ -347,7 +368,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
             **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
 
         Returns:
-            `nsl_keras.neighborhoods.explain.Neighbors`, a class that explains its arrays.
+            `nsl_keras.neighborhoods.head.Neighbors`, a class that explains its arrays.
             The entry of largest attention (or effect) comes first.
 
         Raises:
@@ -364,7 +385,8 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)
-        found = self._ranking(k, by, effects).predict(x, **options)
+        with self.neighborhood.constants.computed():
+            found = self._ranking(k, by, effects).predict(x, **options)
         return Neighbors(**{"output_changes": None, **found})
 
     def neighbors_of_batch(
@@ -416,16 +438,12 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
             same_class = ops.equal(labels[:, None], entries[1][None])
             return ops.argmax(ops.where(same_class, scores, -np.inf), axis=0)
 
-        found: np.ndarray = data.predict(
-            nearest, self, [ops.convert_to_numpy(keys), classes]
-        )
-        return found
+        entries = [ops.convert_to_numpy(keys), classes]
+        return np.asarray(data.predict(nearest, self, entries))
 
-    def _features_of(self, x: Any, **options: Any) -> np.ndarray:
-        found: np.ndarray = data.predict(
-            self.features, self, x, **{"batch_size": 128, **options}
-        )
-        return found
+    def _features_of(self, x: Any, **options: Any) -> Any:
+        options = {"batch_size": 128, **options}
+        return data.predict(self.features, self, x, **options)
 
     def _without_adaptation(self) -> keras.Model:
         if graphs.is_graph(self.backbone):
@@ -438,14 +456,14 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
-    def _ranked(self, k: int, by: str, effects: bool) -> _Ranking:
+    def _ranked(self, k: int, by: str, effects: bool) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
 
         def ranking(inputs: Any) -> dict[str, Tensor]:
             found = self.neighbors_of_batch(inputs, k, by, effects)._asdict()
             return {name: each for name, each in found.items() if each is not None}
 
-        return _Ranking(ranking, self, self.run_eagerly)
+        return data.BatchFunction(ranking, self, self.run_eagerly)
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
@@ -466,9 +484,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         validation.built(self, "export")
         # Keras refuses a model that was never called, as after loading.
         self(_symbols_of(self.get_build_config()["input_shape"]))
-        constants = self.neighborhood.constants
-        constants.update()
-        with constants.used():
+        with self.neighborhood.constants.computed():
             super().export(filepath, format, *args, **kwargs)
         if format == "onnx":
             files.require_onnx(filepath)
@@ -485,14 +501,6 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         backbone = keras.saving.serialize_keras_object(self.backbone)
         own = super().get_config()
         return {**self.neighborhood.get_config(), **own, "backbone": backbone}
-
-
-class _Ranking(ComputesOnce, data.BatchFunction):
-    """Private: the `neighbors` of batches as a model."""
-
-    @property
-    def neighborhood(self) -> MetaNeighborhoodHead:
-        return self.model.neighborhood
 
 
 def _symbols_of(shapes: Any) -> Any:

@@ -35,7 +35,8 @@ class BatchFunction(keras.Model):
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         if is_in_memory(x):
-            x, _ = gather(x)  # Nested lists become an array.
+            if all(map(np.isscalar, leaves(x))):
+                x = np.asarray(x)  # Nested lists of numbers.
             if not all(map(np.ndim, leaves(x))):
                 raise ValueError("`x` must have a batch axis. Received: x with a scalar")
             x = map_arrays(with_text, x)
