@@ -316,7 +316,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.built(self, "neighbors")
         validation.one_of(by, ("attention", "effect"), "by")
         entries = self.dictionary.num_neighbors
-        demand = f"an integer from 1 to the number of dictionary entries, {entries}"
+        demand = f"at most the number of dictionary entries, {entries}, and at least 1"
         validation.require(k in range(1, entries + 1), "k", demand, k)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
