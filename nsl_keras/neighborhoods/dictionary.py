@@ -314,13 +314,11 @@ class NeighborDictionary(keras.layers.Layer):
         validation.require(fits, "features.shape", demand, tuple(queries.shape))
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
+            kept = self.draw_kept(queries)
             if self.dropout_scope == "batch":
-                size = (self.num_neighbors,)
-                draws = keras.random.uniform(size, seed=self.seed_generator)
-                taken = ops.argsort(draws)[self.num_dropped :]
+                taken = ops.argsort(ops.cast(kept[0], "int32"))[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
-            else:
-                kept = self.draw_kept(queries)
+                kept = None
         scores = self.metric(queries, keys, *constants) * abs(self.inverse_temperature)
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
