@@ -135,8 +135,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if self.compute_dtype != self.variable_dtype:
-            self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
+        self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
         # Attention and finetuning compute in this dtype.
         self._precision = wide_dtype(self.variable_dtype)
         options: dict[str, Any] = {"dtype": self.dtype_policy}

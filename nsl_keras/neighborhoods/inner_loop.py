@@ -197,8 +197,7 @@ class NestedTape(InnerLoop):
 
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         finetune = functools.partial(self._finetune, entries)
-        weights: list[Tensor] = backend.vectorized_map(finetune, attention)
-        return weights
+        return list(backend.vectorized_map(finetune, attention))
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         """Returns the weights of one example, whose attention has shape `(entries,)`."""

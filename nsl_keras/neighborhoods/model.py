@@ -449,10 +449,8 @@ class MetaNeighborhoodModel(CheckedModel):
         if graphs.is_graph(self.backbone):
             inputs, features = graphs.symbols_of(self.backbone)
         else:
-            inputs = tree.map_shape_structure(
-                lambda shape: shape and keras.Input(shape[1:]),
-                self.get_build_config()["input_shape"],
-            )
+            shapes = self.get_build_config()["input_shape"]
+            inputs = _symbols_of(shapes, lambda shape: keras.Input(shape[1:]))
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
@@ -503,7 +501,5 @@ class MetaNeighborhoodModel(CheckedModel):
         return {**self.neighborhood.get_config(), **own, "backbone": backbone}
 
 
-def _symbols_of(shapes: Any) -> Any:
-    return tree.map_shape_structure(
-        lambda shape: shape and keras.KerasTensor(shape), shapes
-    )
+def _symbols_of(shapes: Any, make: Any = keras.KerasTensor) -> Any:
+    return tree.map_shape_structure(lambda shape: shape and make(shape), shapes)

@@ -24,25 +24,20 @@ def split_classifier(
     graphs.require_graph(model)
     copy = copied(model)
     last, after = graphs.ending(copy)
-    ends = [last, *after]
+    ends, passing = [last, *after], (*graphs.PASSING, keras.layers.Softmax)
     dropped = (keras.activations.linear, *[keras.activations.softmax] * softmax)
-    if not _is_dense(last) or not all(
-        graphs.activation_of(each) in dropped
-        and (each is last or type(each) in (*graphs.PASSING, keras.layers.Softmax))
-        for each in ends
-    ):
+    is_linear = all(graphs.activation_of(each) in dropped for each in ends)
+    if not (_is_dense(last) and is_linear and all(type(each) in passing for each in after)):
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
             "1x1 convolution of a 1x1 map; in classification a softmax may follow, but "
             "not a sigmoid of one output (use a softmax of two outputs). "
             f"Received: model {model.name!r}, which ends in {[last, *reversed(after)]}"
         )
-    flat = {
-        id(each): keras.layers.Flatten(
-            name=f"instead_of_{each.name}", dtype=each.dtype_policy
-        )
-        for each in ends
-    }
+    flat = {}
+    for each in ends:
+        options = {"name": f"instead_of_{each.name}", "dtype": each.dtype_policy}
+        flat[id(each)] = keras.layers.Flatten(**options)
     holding = [each for each in (copy, *sublayers(copy)) if graphs.is_graph(each)]
     reached = [each.outputs[0] for each in holding] + [each.input for each in after]
     # A layer's `output` is that of its first call. Sequential models call a layer once.
@@ -62,8 +57,8 @@ def split_classifier(
         backbone = keras.Model(inputs, backbone.outputs[0], name=backbone.name)
     if isinstance(last, keras.layers.Conv2D):
         names = ("use_bias", "kernel_regularizer", "bias_regularizer", "trainable")
-        options = {name: getattr(last, name) for name in names}
-        head = keras.layers.Dense(last.filters, dtype=last.dtype_policy, **options)
+        kept = {name: getattr(last, name) for name in names}
+        head = keras.layers.Dense(last.filters, dtype=last.dtype_policy, **kept)
         head.build(backbone.output_shape)
         for own, weight in zip(head.weights, last.get_weights(), strict=True):
             own.assign(weight.reshape(own.shape))

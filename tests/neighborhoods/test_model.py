@@ -222,7 +222,6 @@ TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
 
 test_bad_use = refusing(
     (lambda: make_model().compile(loss="binary_crossentropy"), "must take logits"),
-    (lambda: make_model(steps=2), "Unrecognized keyword arguments.*{'steps': 2}"),
     (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
     (lambda: make_model().inner_learning_rates, "`inner_learning_rates` needs a built"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),

@@ -7,7 +7,7 @@ from helpers import as_numpy, assert_all_equal, assert_close, assert_equal, norm
 from keras import layers, ops
 
 import nsl_keras
-from nsl_keras.layers import CosineDense
+from nsl_keras.layers import CosineDense, NeighborDictionary
 
 IMAGES = normal(6, 8, 8, 3)
 
@@ -30,11 +30,8 @@ def sequential(*end):
 
 
 def functional(*end):
-    inputs = keras.Input((8, 8, 3))
-    hidden = inputs
-    for layer in (*stem(), *end):
-        hidden = layer(hidden)
-    return keras.Model(inputs, hidden)
+    model = sequential(*end)
+    return keras.Model(model.inputs, model.outputs)
 
 
 def nested(*end):
@@ -101,9 +98,8 @@ def test_predicts_what_the_source_predicts(make, end):
 
 
 def test_options_and_frozen_backbones():
-    source = sequential(layers.Dense(3, activation="softmax"))
+    source, dictionary = sequential(layers.Dense(3, "softmax")), NeighborDictionary(7)
     source.layers[0].trainable = False
-    dictionary = nsl_keras.layers.NeighborDictionary(7, metric="euclidean")
     model = from_classifier(source, dictionary, inner_steps=2)
     assert model.dictionary is dictionary
     assert model.neighborhood.inner_steps == 2
