@@ -67,7 +67,8 @@ class CosineDense(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: features})
-        shape, options = (features, self.units), {"autocast": False}
+        shape = (features, self.units)
+        options = {"autocast": False}
         self.kernel = self.add_weight(
             shape, self.kernel_initializer, name="kernel", **options
         )

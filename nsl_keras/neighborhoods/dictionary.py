@@ -133,10 +133,10 @@ class NeighborDictionary(keras.layers.Layer):
 
     def set_outputs(self, num_values: Any, task: str) -> None:
         """Takes `num_values` and `task` from the head; raises unless they fit."""
-        own, given = (self.num_values or num_values, self.task or task), (num_values, task)
-        demand = f"one with the head's num_values and task, {given}"
-        validation.require(own == given, "dictionary", demand, own)
-        self.num_values, self.task = given
+        own = (self.num_values or num_values, self.task or task)
+        demand = f"one with the head's num_values and task, {(num_values, task)}"
+        validation.require(own == (num_values, task), "dictionary", demand, own)
+        self.num_values, self.task = own
         fits = self.fixed_values is not True or task == "classification"
         demand = 'False or the values themselves with task="regression"'
         validation.require(fits, "fixed_values", demand, True)
@@ -310,8 +310,9 @@ class NeighborDictionary(keras.layers.Layer):
         `constants` are those of the metric; it computes them unless they are given.
         """
         width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
-        fits, demand = queries.shape[-1] in (None, width), f"(batch, {width})"
-        validation.require(fits, "features.shape", demand, tuple(queries.shape))
+        fits = queries.shape[-1] in (None, width)
+        shape = tuple(queries.shape)
+        validation.require(fits, "features.shape", f"(batch, {width})", shape)
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)

@@ -314,9 +314,9 @@ class MetaNeighborhoodModel(CheckedModel):
             each entry.
 
         Raises:
-            ValueError: For fewer examples than entries, classes without enough examples,
-                labels or targets that are missing or do not fit, NaN and infinities, and a
-                dictionary of given values.
+            ValueError: For fewer examples than entries, too few examples of a class for
+                fixed one-hot values, labels or targets that are missing or do not fit, NaN
+                and infinities, and a dictionary of given values.
 
         Example:
 

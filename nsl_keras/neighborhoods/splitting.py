@@ -24,7 +24,8 @@ def split_classifier(
     graphs.require_graph(model)
     copy = copied(model)
     last, after = graphs.ending(copy)
-    ends, passing = [last, *after], (*graphs.PASSING, keras.layers.Softmax)
+    ends = [last, *after]
+    passing = (*graphs.PASSING, keras.layers.Softmax)
     dropped = (keras.activations.linear, *[keras.activations.softmax] * softmax)
     is_linear = all(graphs.activation_of(each) in dropped for each in ends)
     if not (_is_dense(last) and is_linear and all(type(each) in passing for each in after)):
