@@ -31,7 +31,7 @@ def sequential(*end):
 
 def functional(*end):
     model = sequential(*end)
-    return keras.Model(model.inputs, model.outputs)
+    return keras.Model(model.inputs[0], model.outputs[0])
 
 
 def nested(*end):
