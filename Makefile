@@ -23,6 +23,9 @@ TESTS := tests examples/tests experiments/tests
 # The folder of tensorflow-datasets' prepared copies, for examples on real images.
 DATA := $(NSL_KERAS_DATA_DIR)
 
+# All targets install into one environment, which pip must change alone, with `make -j` too.
+.NOTPARALLEL:
+
 .PHONY: setup demo test test-long test-oldest test-newest lint docs bench packages
 
 setup: $(DEV)

@@ -79,6 +79,7 @@ def results_readme() -> str:
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
         pretrained.section(RESULTS, "corrupted"),
+        pretrained.recipe(RESULTS),
         experiments.regression.table.section(RESULTS),
         experiments.speed.table.sections(RESULTS),
     ]
@@ -102,20 +103,15 @@ def with_tables(text: str) -> str:
 
 def _where() -> str:
     """One row a kind of problem: points above a plain network, here and with rivals."""
+    photographs = _records(pretrained.RECIPE).runs
 
-    of = tables.of_method
-    found = _records(pretrained.PLACE).runs
-    found = [run for run in found if run["domain"] in pretrained.CORRUPTED]
-    table = pretrained.table(found, pretrained.CORRUPTED)
-
-    def corrupted(name: str, title: str) -> str:
-        own = of(found, name)
-        tables.require_comparable(own, of(found, pretrained.BASELINE))
-        return f"{title}: {_cells(table, name)[0]} ({4 * own[0]['trained'] / 1000:,.0f} kB)"
+    def recipe(step: str, title: str) -> str:
+        found = [each["accuracy"] for each in photographs]
+        above = [100 * (each[step] - each["regression"]) for each in found]
+        return f"{title}: {tables.mean(above, '+')}"
 
     few_shot = _records(*FEW_SHOT)
     trials = tables.trials_of(few_shot)
-    episodes = experiments.few_shot.table.section(few_shot)
     steps = {
         row["candidate"]: f"{row['median']:.1f}x per training step"
         for each in experiments.speed.table.measured(RESULTS, "network")
@@ -125,25 +121,19 @@ def _where() -> str:
 
     def new_classes(name: str, title: str) -> str:
         row = few_shot_methods.METHODS[name].title
-        pair = of(few_shot.runs, name), of(few_shot.runs, "finetuning")
+        pair = [tables.of_method(few_shot.runs, each) for each in (name, "finetuning")]
         tables.require_comparable(*pair, trials)
-        price = steps.get(row, "3.3x the training")
-        return f"{title}: {_cells(episodes, row)[1]} ({price})"
+        own, plain = ({run["seed"]: run["accuracy"] for run in each} for each in pair)
+        above = [f"{100 * (own[seed] - plain[seed]):+.2f}" for seed in sorted(own)]
+        return f"{title}: {' and '.join(above)} ({steps.get(row, '3.3x the training')})"
 
-    digits = _records("demo.jsonl", "digits").runs
-    made = experiments.demo.table.table(digits)
-    neighbors, longer, linear = (
-        _cells(made, experiments.demo.table.TITLES[name])
-        for name in ("linear_neighborhoods", "linear_longer", "linear")
-    )
-    ratio = float(neighbors[-1][:-1]) / float(linear[-1][:-1])
-    lora = corrupted("LoRA of rank 1 + head", "LoRA of rank 1 and classifier")
     wider = new_classes("same_parameters", "wider network with as many parameters")
     rows = [
         [
-            "a pretrained network, five labels per class of corrupted photographs",
-            corrupted("M unconstrained + head", "static similarity and classifier"),
-            f"{lora}; {corrupted('everything', 'all weights')}",
+            "five photographs per class, clean and corrupted",
+            f"{recipe('adapt', '`Finetuner.adapt`')}; "
+            f"{recipe('similarity', 'then a similarity, trained and folded')}",
+            "logistic regression on the network's features: 0",
             "none once folded",
         ],
         [
@@ -151,12 +141,6 @@ def _where() -> str:
             new_classes("dynamic_nsn", "dynamic diagonal similarity"),
             f"{wider}; {new_classes('longer', 'longer training')}",
             "time and memory of the predictors",
-        ],
-        [
-            "weak features: one linear layer, digits",
-            f"learned neighbors: {neighbors[1]} ({ratio:.1f}x per training step)",
-            f"five times as many epochs: {longer[1]}",
-            "one pass over the dictionary",
         ],
     ]
     columns = ["situation", "with this package", "instead", "price at inference"]
@@ -290,6 +274,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "regression": lambda: _section(experiments.regression.table),
     "pretrained": lambda: _section(pretrained, columns=9),
     "corruptions": lambda: _section(pretrained, "corrupted"),
+    "recipe": lambda: _shown(pretrained.recipe(RESULTS), pretrained.RECIPE),
     "no_harm": _no_harm,
     "stability": lambda: _section(stability),
     "kernel_shape": lambda: _section(kernel_shape),

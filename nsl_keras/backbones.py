@@ -193,9 +193,8 @@ def cnn4(
         outputs = layers.stage(outputs, width, 1, f"stage_{index}")
     outputs = keras.layers.Flatten()(outputs)
     if classes is not None:
-        outputs = keras.layers.Dense(
-            classes, kernel_initializer=he_normal(), name="classifier"
-        )(outputs)
+        options = {"kernel_initializer": he_normal(), "name": "classifier"}
+        outputs = keras.layers.Dense(classes, **options)(outputs)
     return keras.Model(inputs, outputs, name=name)
 
 

@@ -18,7 +18,7 @@ from nsl_keras.backend import require_shapes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.folding import fold
-from nsl_keras.training import files
+from nsl_keras.training import data, files
 
 __all__ = ["save_model"]
 
@@ -87,8 +87,8 @@ def save_model(
 
     Raises:
         ValueError: If `filepath` is remote or exists, the model is not built, two inputs
-            get the same name, `examples` are needed or do not fit, or `k` exceeds the
-            dictionary.
+            get the same name, `examples` are needed, ragged or do not fit, or `k` exceeds
+            the dictionary.
         RuntimeError: If the predictions of the SavedModel differ from the model's by more
             than rounding, or the noise of a random model, explains.
 
@@ -109,23 +109,21 @@ def save_model(
     TensorShape([2, 3])
     """
     path = files.local(filepath)
-    if path.exists():
-        raise ValueError(
-            "`filepath` must not exist yet: nothing is overwritten. "
-            f"Received: filepath={str(filepath)!r}"
-        )
+    demand = "a path where nothing exists yet: nothing is overwritten"
+    validation.require(not path.exists(), "filepath", demand, str(filepath))
     demand = "a Keras model; of a `few_shot.Finetuner`, pass what its `adapt` returns"
     validation.require(isinstance(model, keras.layers.Layer), "model", demand, model)
     validation.built(model, "export.save_model")
-    is_function = preprocessing is None or callable(preprocessing)
-    validation.require(is_function, "preprocessing", "a function of inputs", preprocessing)
+    dense = examples is None or data.is_in_memory(examples)
+    demand = "a batch of dense arrays, in the structure of the inputs"
+    validation.require(dense, "examples", demand, type(examples))
     inputs = _inputs_of(model, preprocessing, examples)
     served, further = model, dict(signatures or {})
     with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):
         # Without a plain equivalent, the model itself is written.
         served = model if isinstance(model, EpisodicLearner) else fold(model)
     names = getattr(model, "class_names", None)
-    functions = {**_signatures_of(served, k, names), **further}
+    functions = _signatures_of(served, k, names) | further
 
     def guarded(function: Function) -> Function:
         def serve(batch: Any) -> Any:
@@ -153,12 +151,12 @@ def save_model(
     for part in (served, preprocessing, *functions.values()):
         for table in _tables_in(part):
             archive.track(table)
-    computed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if isinstance(served, MetaNeighborhoodModel):
-        computed = served.neighborhood.constants.computed()
     # Compiled, half precision rounds differently.
     tolerance = 0.05 if model.compute_dtype.endswith("16") else 1e-4
-    with files.replacing(path) as scratch, computed:
+    with contextlib.ExitStack() as contexts:
+        scratch = contexts.enter_context(files.replacing(path))
+        if isinstance(served, MetaNeighborhoodModel):
+            contexts.enter_context(served.neighborhood.constants.computed())
         archive.write_out(str(scratch), verbose=False)  # It traces the functions.
         _compare(scratch, batch, expected, tolerance)
 
@@ -172,12 +170,11 @@ def _inputs_of(model: keras.Model, preprocessing: Any, examples: Any) -> Any:
         tensors, _ = graphs.symbols_of(source)
         symbols = tree.flatten(tensors)
         known = all(None not in x.shape[1:] and x.dtype != "string" for x in symbols)
-    if examples is None and not known:
-        raise ValueError(
-            "`examples` must be given, unless the inputs go to a functional model, have "
-            "known sizes, and contain no text. Received: examples=None, "
-            f"model={model.name!r}, preprocessing={preprocessing!r}"
-        )
+    demand = (
+        "given, unless the inputs go to a functional model, have known sizes, and contain "
+        "no text"
+    )
+    validation.require(known or examples is not None, "examples", demand, examples)
     inputs = tree.map_structure(_spec, tensors)
     specs, names = tree.flatten(inputs), []
     for path, spec in tree.flatten_with_path(inputs):
@@ -218,20 +215,16 @@ def _spec(tensor: Any) -> keras.InputSpec:
     return keras.InputSpec(shape=(None, *tensor.shape[1:]), dtype=dtype, name=name)
 
 
-def _signatures_of(model: keras.Model, k: int, names: Any) -> dict[str, Function]:
+def _signatures_of(model: Any, k: int, names: Any) -> dict[str, Function]:
     """Returns the built-in signatures of a model."""
-    functions = {"serve": lambda inputs: model(inputs, training=False)}
-    if names and keras.backend.backend() == "tensorflow":
+    functions: dict[str, Function] = {"serve": lambda x: model(x, training=False)}
+
+    def classify(inputs: Any) -> dict[str, Any]:
         import tensorflow as tf
 
-        def classify(inputs: Any) -> dict[str, Any]:
-            probabilities = ops.softmax(model(inputs, training=False))
-            found = ops.argmax(probabilities, axis=-1)
-            return {"class": tf.gather(names, found), "probabilities": probabilities}
-
-        functions["classify"] = classify
-    if not isinstance(model, MetaNeighborhoodModel):
-        return functions
+        probabilities = ops.softmax(model(inputs, training=False))
+        found = tf.gather(names, ops.argmax(probabilities, axis=-1))
+        return {"class": found, "probabilities": probabilities}
 
     def neighbors(inputs: Any) -> dict[str, Any]:
         found = model.neighbors_of_batch(inputs, k)._asdict()
@@ -241,12 +234,15 @@ def _signatures_of(model: keras.Model, k: int, names: Any) -> dict[str, Function
             found["classes"] = ops.argmax(found["values"], axis=-1)
         return found
 
-    return {
-        **functions,
-        "unadapted": lambda inputs: model(inputs, training=False, adapt=False),
-        "features": lambda inputs: model.features(inputs, training=False),
-        "neighbors": neighbors,
-    }
+    if names and keras.backend.backend() == "tensorflow":
+        functions["classify"] = classify
+    if isinstance(model, MetaNeighborhoodModel):
+        functions |= {
+            "unadapted": lambda x: model(x, training=False, adapt=False),
+            "features": lambda x: model.features(x, training=False),
+            "neighbors": neighbors,
+        }
+    return functions
 
 
 def _compare(folder: pathlib.Path, batch: Any, expected: Any, tolerance: float) -> None:

@@ -48,11 +48,9 @@ class TowardsIdentity(keras.regularizers.Regularizer):
 
     def __call__(self, x: Tensor) -> Tensor:
         shape = tuple(x.shape)
-        if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise ValueError(
-                "The regularizer must be applied to square matrices, as the `regularizer` "
-                f"of a similarity is. Received: shape={shape}"
-            )
+        square = len(shape) >= 2 and shape[-1] == shape[-2]
+        demand = "that of square matrices: this is a `regularizer` of similarities"
+        validation.require(square, "shape", demand, shape)
         change = x - ops.eye(x.shape[-1], dtype=x.dtype)
         return self.l1 * ops.sum(ops.abs(change)) + self.l2 * ops.sum(ops.square(change))
 

@@ -112,13 +112,8 @@ def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 def finite(array: Any, name: str) -> None:
     """Raises if a floating-point array holds NaN or an infinity."""
     values = _as_numpy(array)
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        wrong = ~np.isfinite(values)
-        first = tuple(int(each) for each in np.argwhere(wrong)[0])
-        raise ValueError(
-            f"`{name}` must be finite. Received: {wrong.sum()} NaN or infinite entries, "
-            f"the first at index {first}"
-        )
+    if values.dtype.kind == "f":
+        _require_all(np.isfinite(values), name, "be finite", values)
 
 
 def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
@@ -126,19 +121,12 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
     values = _finite_numbers(labels, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
         return probabilities(values, name)
-    if values.ndim not in (1, 2) or values.shape[1:] not in ((), (1,)):
-        raise ValueError(
-            f"`{name}` must have shape (n,), (n, 1) or (n, {num_classes}). "
-            f"Received: {name}.shape={values.shape}"
-        )
+    fits = values.ndim and values.shape[1:] in ((), (1,))
+    demand = f"(n,), (n, 1) or (n, {num_classes})"
+    require(fits, f"{name}.shape", demand, values.shape)
     values = values.reshape(-1)
-    wrong = (values != np.floor(values)) | (values < 0) | (values >= num_classes)
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        raise ValueError(
-            f"`{name}` must hold classes 0 to {num_classes - 1}. Received: {wrong.sum()} "
-            f"labels outside, the first at index {index}: {values[index].item()}"
-        )
+    sound = (values == np.floor(values)) & (values >= 0) & (values < num_classes)
+    _require_all(sound, name, f"hold classes 0 to {num_classes - 1}", values)
 
 
 def one_per_example(labels: Any, examples: int, name: str = "labels") -> None:
@@ -154,26 +142,20 @@ def probabilities(array: Any, name: str) -> None:
     """Raises unless each row of a matrix is a probability distribution."""
     values = _finite_numbers(array, name)
     sums = values.sum(axis=1, dtype="float64")
-    wrong = (values < 0).any(axis=1) | (np.abs(sums - 1) > SUM_TOLERANCE)
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise ValueError(
-            f"Each row of `{name}` must be a probability distribution over the classes "
-            "(one-hot or soft labels, not several labels): numbers of at least 0 that sum "
-            f"to 1. Received: {wrong.sum()} bad rows, the first at index {row}: "
-            f"{values[row].tolist()}"
-        )
+    sound = (values >= 0).all(axis=1) & (np.abs(sums - 1) <= SUM_TOLERANCE)
+    demand = (
+        "hold a probability distribution over the classes in each row (one-hot or soft "
+        "labels, not several labels): numbers of at least 0 that sum to 1"
+    )
+    _require_all(sound, name, demand, values)
 
 
 def targets(array: Any, num_outputs: int) -> None:
     """Raises unless an array holds finite targets of a regression."""
     shape = _finite_numbers(array, "y").shape
-    if shape[1:] != (num_outputs,) and (len(shape) != 1 or num_outputs != 1):
-        allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
-        raise ValueError(
-            f"`y` must have the shape of the head's outputs, {allowed}. "
-            f"Received: y.shape={shape}"
-        )
+    fits = shape[1:] == (num_outputs,) or (len(shape) == num_outputs == 1)
+    allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
+    require(fits, "y.shape", f"the shape of the head's outputs, {allowed}", shape)
 
 
 def built(layer: Any, what: str) -> None:
@@ -187,13 +169,20 @@ def built(layer: Any, what: str) -> None:
 
 def _finite_numbers(array: Any, name: str) -> np.ndarray:
     values = _as_numpy(array)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(
-            f"`{name}` must hold numbers; np.unique(names, return_inverse=True)[1] encodes "
-            f"class names. Received: {name} of dtype {values.dtype}"
-        )
+    demand = "numbers; np.unique(names, return_inverse=True)[1] encodes class names"
+    require(values.dtype.kind in "biuf", name, demand, values)
     finite(values, name)
     return values
+
+
+def _require_all(sound: np.ndarray, name: str, demand: str, values: np.ndarray) -> None:
+    """Raises with the first value, or the first row, for which a condition is false."""
+    if not sound.all():
+        first = tuple(map(int, np.argwhere(~sound)[0]))
+        raise ValueError(
+            f"`{name}` must {demand}. Received: {np.sum(~sound)} others, the first at "
+            f"index {first}: {values[first].tolist()}"
+        )
 
 
 def _as_numpy(data: Any) -> np.ndarray:

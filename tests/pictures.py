@@ -6,7 +6,7 @@ import numpy as np
 import nsl_keras
 
 
-def small_model(head, task="classification", metric="cosine", entries=12, shape=(6,)):
+def small_model(head, task="classification", shape=(6,)):
     """A built model whose adaptation, entries and values are all far from zero."""
     backbone = keras.Sequential(
         [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(5)]
@@ -14,7 +14,7 @@ def small_model(head, task="classification", metric="cosine", entries=12, shape=
     model = nsl_keras.MetaNeighborhoodModel(
         backbone,
         head,
-        nsl_keras.layers.NeighborDictionary(entries, metric=metric),
+        dictionary=12,
         inner_learning_rate=0.5,
         task=task,
     )
@@ -27,12 +27,6 @@ def small_model(head, task="classification", metric="cosine", entries=12, shape=
     return model
 
 
-def attention_of(model, x):
-    """Attention of all examples, of shape `(n, num_neighbors)`."""
-    attention = model.dictionary.attention(model.features(keras.ops.convert_to_tensor(x)))
-    return keras.ops.convert_to_numpy(attention)
-
-
 def drawn(axis):
     """The numbers that an axis draws as an image."""
     return np.asarray(axis.images[0].get_array())
@@ -41,8 +35,3 @@ def drawn(axis):
 def written(axis):
     """The numbers that are written on an axis."""
     return [float(text.get_text()) for text in axis.texts]
-
-
-def offsets(collection):
-    """Places of a scatter's points, of shape `(n, 2)`."""
-    return np.asarray(collection.get_offsets())

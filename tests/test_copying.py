@@ -304,6 +304,10 @@ def test_what_cannot_be_copied_is_named():
     parts = [keras.Input((3,)), keras.layers.Dense(2), Unknown(abs, name="unknown")]
     with pytest.raises(ValueError, match=r"Keras can save and load.*layer 'unknown'"):
         copied(keras.Sequential(parts))
+    regularizer = type("Unsaved", (keras.regularizers.Regularizer,), {"__call__": sum})()
+    layer = keras.layers.Conv2D(2, 3, name="held", kernel_regularizer=regularizer)
+    with pytest.raises(ValueError, match=r"Keras can save and load.*layer 'held'"):
+        nsl_keras.convert.add_similarity(keras.Sequential([keras.Input((8, 8, 1)), layer]))
 
 
 def test_names_of_functions_stay():

@@ -1,6 +1,9 @@
-"""The metadata of a release. `make packages` tries what is built."""
+"""The metadata of a release, and its Makefile. `make packages` tries what is built."""
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 
 from helpers import ROOT
@@ -36,3 +39,25 @@ def test_version_is_the_same_everywhere():
     assert re.fullmatch(r"\d+\.\d+\.\d+", nsl_keras.__version__)
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {nsl_keras.__version__}\n" in citation
+
+
+#: A Python that makes environments with itself inside; it fails where two pips run at once.
+FAKE = """#!/bin/sh
+case "$*" in
+*"pip install"*) mkdir running && sleep 0.3 && rmdir running ;;
+*"-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+esac
+"""
+
+
+def test_make_installs_one_set_after_the_other(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "requirements/constraints.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / "python3"
+    python.write_text(FAKE)
+    python.chmod(0o755)
+    command = ["make", "-j", f"PYTHON={python}", "demo", "lint"]
+    environment = {"PATH": os.environ["PATH"]}
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, env=environment)
+    assert len(list((tmp_path / ".venv").glob(".installed-*"))) == 2

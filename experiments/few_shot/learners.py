@@ -16,21 +16,10 @@ class NearestNeighbor(NearestCentroid):
 
         logits_c = max over support examples x of class c of sim(z(query), z(x))
 
-    with the cosine, or minus the squared distance, as `sim`, and `z` of `NearestCentroid`.
+    with the metric as `sim`, and `z` of `NearestCentroid`.
     """
 
-    def __init__(
-        self,
-        backbone: keras.Model,
-        ways: int = 5,
-        metric: Any = "cosine",
-        normalize: bool = False,
-        batch_normalization: str = "moving",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(backbone, ways, metric, normalize, batch_normalization, **kwargs)
-
-    def compare(self, support: Any, membership: Any, queries: Any, training: bool) -> Any:
+    def compare(self, support: Any, membership: Any, queries: Any) -> Any:
         similarity = self.metric(self.vectors(queries), self.vectors(support))
         of_class = ops.where(membership[:, None] > 0, similarity[..., None], -1e30)
         return ops.max(of_class, axis=2)
@@ -40,27 +29,15 @@ class NearestNeighbor(NearestCentroid):
 class MatchingNet(ProtoNet):
     """Matching networks (Vinyals et al., NeurIPS 2016): attention on the labels.
 
-        a_i       = softmax_i(cos(f(query), f(x_i)) / temperature)
+        a_i       = softmax_i(metric(f(query), f(x_i)) / temperature)
         logits_c  = log sum over i with label c of a_i
 
-    The paper's Eq. (1), without a temperature and without full context embeddings, as in
-    later comparisons. The logits are logarithms of probabilities. Compile as `ProtoNet`.
+    The paper's Eq. (1) has cosines, and no temperature. Full context embeddings are left
+    out, as in later comparisons. The logits are logarithms of probabilities. Compile as
+    `ProtoNet`.
     """
 
-    def __init__(
-        self,
-        backbone: keras.Model,
-        ways: int = 5,
-        metric: Any = "cosine",
-        temperature: float = 1.0,
-        learn_temperature: bool = False,
-        batch_normalization: str = "moving",
-        **kwargs: Any,
-    ) -> None:
-        given = (metric, temperature, learn_temperature, batch_normalization)
-        super().__init__(backbone, ways, *given, **kwargs)
-
-    def compare(self, support: Any, membership: Any, queries: Any, training: bool) -> Any:
+    def compare(self, support: Any, membership: Any, queries: Any) -> Any:
         scores = self.scaled(self.metric(queries, support))
         of_class = ops.where(membership[:, None] > 0, scores[..., None], -1e30)
         total = ops.logsumexp(scores, axis=-1, keepdims=True)
@@ -110,12 +87,16 @@ class RelationNet(MetricLearner):
         super().__init__(backbone, ways, batch_normalization, **kwargs)
         self.relation = relation
 
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        self.is_training = bool(training)
+        return super().call(inputs, training=training)
+
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
         self.maps = feature_shape
         if self.relation is None:
             self.relation = relation_module((*feature_shape[:-1], 2 * feature_shape[-1]))
 
-    def compare(self, support: Any, membership: Any, queries: Any, training: bool) -> Any:
+    def compare(self, support: Any, membership: Any, queries: Any) -> Any:
         sums = ops.matmul(ops.swapaxes(membership, 1, 2), support)
         sums, support, queries = (
             ops.reshape(each, (*ops.shape(each)[:2], *self.maps))
@@ -125,7 +106,7 @@ class RelationNet(MetricLearner):
         if self.batch_normalization == "support":
             sets.insert(0, self._pairs(sums, support))
         found = outputs_of_sets(  # Relation Network Eq. (1): relation score
-            self.relation, self.batch_normalization, sets, training
+            self.relation, self.batch_normalization, sets, self.is_training
         )[-1]
         shape = (*ops.shape(queries)[:2], self.ways)
         return ops.cast(ops.reshape(found, shape), "float32")

@@ -136,14 +136,14 @@ class HeadFirst(few_shot.Finetuner):
     def _values_after(self, support: Any, labels: Any) -> list[Any]:
         head = set(map(id, self._copy.layers[-1].variables))
         is_head = [id(each) in head for each in self._after.variables]
-        values, first = self._after.values(), few_shot.DampenedMomentum(0.05)
+        values = self._after.values()
 
         def moved(new: list[Any], old: list[Any], turn: bool) -> list[Any]:
             triples = zip(new, old, is_head, strict=True)
             return [one if own == turn else other for one, other, own in triples]
 
-        for turn, steps, rule in ((True, 20, first), (False, self.steps, self.rule)):
-            self.rule = rule
+        rounds = (True, 20, 0.05), (False, self.steps, self.learning_rate)
+        for turn, steps, self.learning_rate in rounds:
 
             def loss(at: list[Any], _: Any, old: Any = values, turn: bool = turn) -> Any:
                 return keras.ops.mean(self._losses(moved(at, old, turn), support, labels))
@@ -263,8 +263,7 @@ _STEPS = ((0.2, 5), (0.2, 20), (0.05, 20))
 def _adapted(
     title: str, rate: float, steps: int, network: str = "plain", **options: Any
 ) -> Method:
-    rule = few_shot.DampenedMomentum(rate)
-    learner = functools.partial(finetuned, steps=steps, rule=rule, **options)
+    learner = functools.partial(finetuned, steps=steps, learning_rate=rate, **options)
     return Method(f"{title}, {steps} steps of {rate:g}", learner, network=network)
 
 
@@ -314,7 +313,7 @@ METHODS = {
     "matching_net": _from_scratch(
         "MatchingNet",
         # Cosines by themselves make a soft attention: the scale is learned.
-        _learner(MatchingNet, temperature=0.1, learn_temperature=True),
+        _learner(MatchingNet, metric="cosine", temperature=0.1, learn_temperature=True),
     ),
     "proto_net": _from_scratch("ProtoNet", _learner(few_shot.ProtoNet)),
     "relation_net": _from_scratch("RelationNet", relation_net),

@@ -1,7 +1,7 @@
 """What was gained on a pretrained network, from the records of its runs."""
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from experiments.common import runs, tables
 
@@ -63,6 +63,15 @@ def _cell(found: list[dict], name: str) -> str:
     return tables.difference(own, baseline) or "not run"
 
 
+RECIPE = "readme.jsonl"
+PHOTOGRAPHS = ("photo", "blur", "noise", *CORRUPTED)
+STEPS = {
+    "regression": "logistic regression on the features",
+    "adapt": "`Finetuner.adapt`",
+    "similarity": "`add_similarity`, trained and folded",
+}
+
+
 PARTS = {
     "tried": ("## A pretrained network with few labels", TRIED),
     "corrupted": ("### Five corruptions of photographs", CORRUPTED),
@@ -81,4 +90,29 @@ def section(results: pathlib.Path, kind: str = "tried") -> str:
         "paired by draw; mean ± standard deviation over draws, or over draws and domains. "
         "Methods that change the backbone start from it. Logits of folded networks differ "
         f"by at most {largest:.1g}.\n\n{table(found, domains)}"
+    )
+
+
+def recipe(results: pathlib.Path) -> str:
+    found = runs.RunRecords(results / RECIPE).runs
+
+    def cell(own: list[dict], value: Callable[[dict], float]) -> str:
+        return tables.mean([100 * value(each["accuracy"]) for each in own])
+
+    rows = []
+    for place in (*PHOTOGRAPHS, "mean"):
+        own = [each for each in found if place in (each["domain"], "mean")]
+        if own:
+            above = (
+                cell(own, lambda each, step=step: each[step] - each["regression"])
+                for step in ("adapt", "similarity")
+            )
+            base = cell(own, lambda each: each["regression"])
+            rows.append([place, base, *above, str(len(own))])
+    columns = ["photographs", STEPS["regression"], *list(STEPS.values())[1:], "draws"]
+    return (
+        f"### README's recipe\n\n{tables.commands(found)}: EfficientNet-Lite0 and "
+        f"five labels per class. Test accuracy of the first column in %, and what each "
+        "step of the recipe has above it, paired by draw; mean ± standard deviation over "
+        f"draws.\n\n{tables.markdown(columns, rows)}"
     )

@@ -96,7 +96,7 @@ def attended_labels(support, labels, queries, temperature):
 def test_attention_on_the_labels(temperature):
     """Of probabilities that are less than a float holds, too."""
     inputs, _ = data.episodes()
-    model = MatchingNet(data.identity(), data.WAYS, temperature=temperature)
+    model = MatchingNet(data.identity(), data.WAYS, "cosine", temperature)
     found = ops.convert_to_numpy(model(inputs))
     expected = attended_labels(*inputs, temperature)
     np.testing.assert_allclose(np.exp(found), expected, rtol=1e-3, atol=1e-6)
@@ -107,7 +107,7 @@ def test_attention_on_the_labels(temperature):
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_nearest_neighbor(metric):
     inputs, _ = data.episodes(batch=3)
-    model = NearestNeighbor(data.identity(), data.WAYS, metric=metric)
+    model = NearestNeighbor(data.identity(), data.WAYS, metric, normalize=False)
     support, labels, queries = inputs
     if metric == "cosine":
         found = data.unit(queries) @ data.unit(support).swapaxes(1, 2)
@@ -118,7 +118,7 @@ def test_nearest_neighbor(metric):
     np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-MATCHING = harness.metric(MatchingNet, temperature=0.1)
+MATCHING = harness.metric(MatchingNet, metric="cosine", temperature=0.1)
 RELATION = harness.metric(RelationNet, flat=False, batch_normalization="support")
 CASES = [
     harness.LearnerCase("matching", MATCHING),

@@ -24,11 +24,6 @@ def require_backend() -> None:
             f"{error.name!r}. Install it, or select the other backend with the "
             "environment variable KERAS_BACKEND."
         ) from error
-    if keras.__version__.startswith(("0.", "1.", "2.")):
-        raise ImportError(
-            f"`nsl_keras` needs Keras 3. Received: keras=={keras.__version__}. "
-            "Unset TF_USE_LEGACY_KERAS and upgrade keras."
-        )
     if keras.backend.backend() not in SUPPORTED_BACKENDS:
         raise ImportError(
             f"The Keras backend must be one of {', '.join(SUPPORTED_BACKENDS)} for "
@@ -43,10 +38,10 @@ import keras  # noqa: E402
 
 if keras.backend.backend() == "tensorflow":
     from nsl_keras.backend.tensorflow import *  # noqa: F403
-    from nsl_keras.backend.tensorflow import BackendTensor, map_in_loop, on_cpu, sum_in_loop
+    from nsl_keras.backend.tensorflow import map_in_loop, on_cpu, sum_in_loop
 else:
     from nsl_keras.backend.jax import *  # noqa: F403
-    from nsl_keras.backend.jax import BackendTensor, map_in_loop, on_cpu, sum_in_loop
+    from nsl_keras.backend.jax import map_in_loop, on_cpu, sum_in_loop
 
 #: Elements of the largest tensors in a chunk of `map_chunks`, which a CPU's caches hold.
 ELEMENTS = 600_000
@@ -54,7 +49,7 @@ ELEMENTS = 600_000
 LARGEST_CHUNK = 16
 
 #: What layers and functions compute with: a tensor of the backend, or a symbolic tensor.
-Tensor: TypeAlias = keras.KerasTensor | BackendTensor
+Tensor: TypeAlias = Any
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import keras
 
 Function: TypeAlias = Callable[..., Any]
 Tensors: TypeAlias = Sequence[Any]
-BackendTensor: TypeAlias = jax.Array
 
 #: TensorFlow's own; JAX differentiates functions.
 GradientTape = None

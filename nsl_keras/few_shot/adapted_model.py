@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import graphs, validation
+from nsl_keras.copying import copied, paired_variables
 from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 from nsl_keras.few_shot.class_logits import ClassLogits
-from nsl_keras.few_shot.classes import as_classes
-from nsl_keras.few_shot.functional import effective_policy
+from nsl_keras.few_shot.episodes import as_classes
+from nsl_keras.few_shot.functional import FunctionalModel, effective_policy, statistics_of
 from nsl_keras.training.data import gather, with_text
-
-
-class Adaptation(NamedTuple):
-    """What a learner made of a support set.
-
-    Attributes:
-        model: A model from single examples to logits, which ends in a `ClassLogits`; or to
-            the outputs of a regression.
-        learner: A learner of episodes with the same logits.
-        examples: The support set, as this learner takes it.
-    """
-
-    model: keras.Model
-    learner: Any
-    examples: np.ndarray
 
 
 class Adapting:
@@ -46,10 +31,9 @@ class Adapting:
     classifies = True
 
     @property
-    def network(self) -> keras.Model:
+    def network(self) -> Any:
         """The model that the learner was given."""
-        network: keras.Model = getattr(self, self.wraps)
-        return network
+        return getattr(self, self.wraps)
 
     @property
     def effective_batch_normalization(self) -> str | None:
@@ -106,75 +90,94 @@ class Adapting:
         >>> model.class_names
         ('elk', 'fox', 'owl')
         """
-        files = (
+        if class_names is None:
+            class_names = getattr(x, "class_names", None)
+        examples, labels = gather(np.stack(x) if isinstance(x, (list, tuple)) else x, y)
+        inputs = getattr(self.network, "inputs", None)
+        is_text = np.asarray(examples).dtype.kind in "OSU"
+        demand = (
             "examples as the network takes them. To read images from files, pass "
             "`keras.utils.image_dataset_from_directory(folder, image_size=...)`"
         )
-        validation.require(not isinstance(x, (str, os.PathLike)), "x", files, x)
-        if class_names is None:
-            class_names = getattr(x, "class_names", None)
-        if isinstance(x, (list, tuple)):
-            shapes = {np.shape(each) for each in x}
-            validation.require(len(shapes) == 1, "x", "examples of one shape", shapes)
-            x = np.stack(x)
-        examples, labels = gather(x, y)
+        fits = not (inputs and is_text) or inputs[0].dtype == "string"
+        validation.require(fits, "x", demand, x)
         demand = "given, unless `x` is a data set that yields labels"
         validation.require(labels is not None, "y", demand, labels)
-        validation.require(len(examples), "x", "one example or more", examples)
+        validation.require(np.size(examples), "x", "one example or more", examples)
         validation.finite(examples, "x")
-        is_text = np.asarray(examples).dtype.kind in "OSU"
-        inputs = getattr(self.network, "inputs", None)
-        takes_text = not inputs or inputs[0].dtype == "string"
-        validation.require(takes_text or not is_text, "x", files, x)
-        head = None
-        if self.classifies:
-            labels, names = _numbered(labels, class_names, len(examples))
-            head = ClassLogits(names)
-        self._build_for(examples.shape[1:], labels.shape[1:])
         policy = self.effective_batch_normalization
         demand = (
             '"support" or "moving" for `adapt`, whose model takes single examples and '
             "knows no statistics of other queries"
         )
         validation.require(policy != "transductive", "batch_normalization", demand, policy)
-        if head and self.ways_are_fixed and len(names) != self.ways:
-            raise ValueError(
-                f"`y` must have {self.ways} classes, the `ways` of the learner. "
-                f"Received: {len(names)} classes"
-            )
+        head = None
+        if self.classifies:
+            labels, names = _numbered(labels, class_names, len(examples))
+            head = ClassLogits(names)
+        self._build_for(examples.shape[1:], labels.shape[1:])
+        if head and self.ways_are_fixed:
+            demand = f"labels of {self.ways} classes, the `ways` of the learner"
+            validation.require(len(names) == self.ways, "y", demand, names)
         examples = with_text(examples)
-        adaptation = self._adapted(examples, labels, head)
+        model, learner, known = self._adapted(examples, labels, head)
         if head:
-            head.calibrate(_temperature(adaptation, labels))
-        adaptation.model(examples[:1])  # Or Keras exports no model to ONNX.
-        return adaptation.model
+            head.calibrate(_temperature(learner, known, labels))
+        model(examples[:1])  # Or Keras exports no model to ONNX.
+        return model
 
-    def _build_for(
-        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
-    ) -> None:
+    def _build_for(self, shape: Any, label_shape: Any = ()) -> None:
         """Builds the learner for examples and labels of these shapes."""
 
     def _adapted(
         self, images: Any, labels: np.ndarray, head: ClassLogits | None
-    ) -> Adaptation:
-        """Returns what the learner makes of a support set; `head` ends the model.
+    ) -> tuple[keras.Model, Any, Any]:
+        """Returns the model that a support set leads to, a learner and its examples.
 
-        Without a head, the labels are the targets of a regression.
+        The model ends in `head`, or without it predicts the targets of a regression. The
+        learner takes episodes of the examples, and has the logits of the model.
         """
         raise NotImplementedError
 
 
-def _temperature(adaptation: Adaptation, labels: np.ndarray) -> float:
-    """Returns the temperature of a learner's logits, from a support set alone."""
-    _, learner, examples = adaptation
+def adapted_copy(
+    model: keras.Model, policy: str, examples: Any, values: dict[int, Any] | None = None
+) -> list[Any]:
+    """Returns an input, and a copy that computes what a model computes in an episode.
 
-    def scores(support: Any, queries: Any) -> np.ndarray:
+    Batch norms of the copy normalize by the `policy`, `"support"` (the examples) or
+    `"moving"`. `values` are new values of variables, by the variables' ids.
+    """
+    new = {id(each): each for each in model.variables} | (values or {})
+    if effective_policy(model, policy) == "support":
+        functional = FunctionalModel(model, model.variables, policy)
+        _, found = functional.outputs([*new.values()], examples)
+        new |= zip(map(id, statistics_of(functional.norms())), found, strict=True)
+    copy = copied(model)
+    for variable, own in paired_variables(model, copy):
+        # All of them, because Keras's file merges LoRA's kernels. By NumPy: on JAX, a model
+        # that predicts may delete arrays that it shares.
+        own.assign(ops.convert_to_numpy(new[id(variable)]))
+    shape, dtype = tuple(examples.shape[1:]), None
+    if graphs.is_graph(model):
+        dtype = model.inputs[0].dtype
+        if len(model.inputs[0].shape) == len(shape) + 2:  # As Keras, which adds an axis.
+            shape = (*shape, 1)
+    return [keras.Input(shape, dtype=dtype), copy]
+
+
+def _temperature(learner: Any, examples: Any, labels: np.ndarray) -> float:
+    """Returns the temperature of a learner's logits, from a support set alone."""
+    examples = np.asarray(ops.convert_to_numpy(examples))
+
+    def logits_of(support: Any, queries: Any) -> np.ndarray:
         sets = examples[support], labels[support], examples[queries]
         logits = learner(tuple(with_text(each[None]) for each in sets))
         return ops.convert_to_numpy(logits)[0]
 
     parts = held_out_parts(labels)
-    logits = np.concatenate([scores(~part, part) for part in parts] or [scores(..., ...)])
+    found = [logits_of(~part, part) for part in parts] or [logits_of(..., ...)]
+    logits = np.concatenate(found)
     validation.finite(logits, "logits")
     if not parts:
         return fitted_temperature(logits, labels, SEEN)
@@ -187,23 +190,18 @@ def _numbered(
     labels: Any, class_names: Sequence[str] | None, examples: int
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels from 0 on, and the names of the classes."""
-    given = as_classes(labels, "y")
-    found, numbers = np.unique(given, return_inverse=True)
-    names = [*map(str, found.tolist() if class_names is None else class_names)]
-    validation.one_per_example(given, examples, "y")
-    if class_names is not None:
-        known = names if given.dtype.kind == "U" else [*range(len(names))]
-        unknown = [label for label in found.tolist() if label not in known]
-        if unknown:
-            raise ValueError(
-                "`y` must hold names of `class_names`, or numbers that count them from 0. "
-                f"Received: the labels {unknown}, and class_names={class_names!r}"
-            )
-        numbers = np.array([known.index(label) for label in given.tolist()])
-    validation.require(len(names) > 1, "y", "labels of two or more classes", names)
-    missing = [name for number, name in enumerate(names) if number not in numbers]
-    if missing:
+    labels = as_classes(labels, "y")
+    validation.one_per_example(labels, examples, "y")
+    found = np.unique(labels).tolist()
+    names = found if class_names is None else [*class_names]
+    by_name = class_names is None or labels.dtype.kind == "U"
+    classes = names if by_name else [*range(len(names))]
+    if found != sorted(classes) or len(found) < 2:
         raise ValueError(
-            f"`y` must hold an example of each class. Received: no example of {missing}"
+            "`y` must hold labels of two or more classes, and an example of each class; "
+            "with `class_names` these names, or numbers that count them from 0. Received: "
+            f"the labels {found}, and class_names={class_names!r}"
         )
-    return numbers.astype("int32"), tuple(names)
+    places = {label: place for place, label in enumerate(classes)}
+    numbers = np.array([places[label] for label in labels.tolist()], "int32")
+    return numbers, tuple(map(str, names))

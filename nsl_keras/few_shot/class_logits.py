@@ -97,21 +97,17 @@ class NamesClasses(keras.Model):
     classes: Any
 
     @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """The names of the classes, in the order of the logits; `None` in a regression."""
-        return self.classes and self.classes.class_names
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the logits."""
+        return self.classes.class_names
 
     @property
-    def temperature(self) -> float | None:
-        """The number by which logits are divided; `None` in a regression."""
-        return self.classes and self.classes.temperature
+    def temperature(self) -> float:
+        """The number by which logits are divided."""
+        return self.classes.temperature
 
     def calibrate(self, temperature: float) -> None:
         """Divides the logits by another temperature from now on."""
-        if self.classes is None:
-            raise ValueError(
-                "`calibrate` needs a classifier. Received: a model without class names"
-            )
         self.classes.calibrate(temperature)
 
 
@@ -123,7 +119,6 @@ class AdaptedModel(NamesClasses, keras.Sequential):
     """
 
     @property
-    def classes(self) -> ClassLogits | None:
-        """The last layer, if it is a `ClassLogits`."""
-        last = self.layers[-1]
-        return last if isinstance(last, ClassLogits) else None
+    def classes(self) -> Any:
+        """The last layer."""
+        return self.layers[-1]

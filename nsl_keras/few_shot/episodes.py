@@ -1,18 +1,17 @@
-"""Few-shot tasks drawn from labeled examples: ways, shots and queries."""
+"""Few-shot tasks drawn from labeled examples, whose classes can be split."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from nsl_keras import validation
-from nsl_keras.few_shot.classes import checked_examples
-from nsl_keras.training.data import with_text
+from nsl_keras.training.data import array_of, with_text
 
 
 class Episode(NamedTuple):
@@ -98,21 +97,20 @@ class EpisodeSampler:
         self.queries = validation.positive_integer(queries, "queries")
         self.seed = validation.non_negative_integer(seed, "seed")
         self.scale = validation.optional(validation.positive_number, scale, "scale")
-        is_text = self.images.dtype.kind in "SU"
-        plain = self.scale in (None, 1.0)
-        validation.require(plain or not is_text, "scale", "None for text", scale)
-        self._scaled = self.scale is not None and not is_text
+        if self.images.dtype.kind in "SU":
+            validation.require(scale in (None, 1.0), "scale", "None for text", scale)
+            self.scale = None
         self.classes, numbers, counts = np.unique(
             self.labels, return_inverse=True, return_counts=True
         )
         demand = f"at most the number of classes, {len(self.classes)}"
         validation.require(self.ways <= len(self.classes), "ways", demand, self.ways)
-        few = counts < self.shots + self.queries
-        if few.any():
+        rarest = counts.argmin()
+        if counts[rarest] < self.shots + self.queries:
             raise ValueError(
                 f"Every class must have at least shots + queries = {self.shots} + "
-                f"{self.queries} examples. Received: {counts[few].min()} examples of "
-                f"{self.classes[few][counts[few].argmin()].item()!r}"
+                f"{self.queries} examples. Received: {counts[rarest]} examples of "
+                f"{self.classes[rarest].item()!r}"
             )
         order = np.argsort(numbers, kind="stable")
         self._images_of = np.split(order, np.cumsum(counts)[:-1])
@@ -173,7 +171,7 @@ class EpisodeSampler:
     def _gather(self, drawn: np.ndarray, per_class: int) -> tuple[np.ndarray, np.ndarray]:
         labels = np.repeat(np.arange(self.ways, dtype="int32"), per_class)
         labels = np.tile(labels, (len(drawn), 1))
-        if not self._scaled:
+        if self.scale is None:
             return self.images[drawn], labels
         images = self.images[drawn].astype("float32")
         images *= np.float32(self.scale)
@@ -232,3 +230,108 @@ class _EpisodeBatches(keras.utils.PyDataset):
         if self._begun and whole:
             self.epoch += 1
         self._begun, self._taken = False, set()
+
+
+def split_classes(
+    labels: Any, sizes: Sequence[int] | Sequence[float], seed: int = 0
+) -> list[np.ndarray]:
+    """Splits classes at random into disjoint sets, for evaluation on unseen classes.
+
+    Args:
+        labels: Array of shape `(n,)`: the class of each example, a number or a name.
+        sizes: The sizes of the sets: ints that add up to the number of classes, or floats
+            that add up to 1.
+        seed: int, fixes the draw.
+
+    Returns:
+        A list of sorted arrays of classes, one per size.
+
+    Raises:
+        ValueError: If the sizes do not add up, or leave a set without classes.
+
+    Example:
+
+    >>> from nsl_keras import few_shot
+    >>> labels = ["cat", "cat", "cow", "dog", "dog", "owl"]
+    >>> train, test = few_shot.split_classes(labels, (0.75, 0.25), seed=1)
+    >>> len(train), len(test), len({*train} & {*test})
+    (3, 1, 0)
+    """
+    classes = np.unique(as_classes(labels))
+    if all(isinstance(size, (int, np.integer)) for size in sizes):
+        counts = list(sizes)
+    else:
+        ends = np.round(np.cumsum(sizes) * len(classes)).astype(int)
+        counts = np.diff([0, *ends]).tolist() if np.isclose(np.sum(sizes), 1) else []
+    demand = (
+        f"integers that add up to {len(classes)} (the classes), or fractions that add up "
+        "to 1, with a class in every set"
+    )
+    add_up = min(counts, default=0) > 0 and sum(counts) == len(classes)
+    validation.require(add_up, "sizes", demand, tuple(sizes))
+    seed = validation.non_negative_integer(seed, "seed")
+    shuffled = np.random.default_rng(seed).permutation(classes)
+    return [np.sort(part) for part in np.split(shuffled, np.cumsum(counts)[:-1])]
+
+
+def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Picks the examples of some classes.
+
+    Args:
+        images: Array of shape `(n, ...)`, images or other examples.
+        labels: Array of shape `(n,)`: the class of each example, a number or a name.
+        classes: Array of classes, as `split_classes` returns them.
+
+    Returns:
+        `(images, labels)` of these classes alone, in the same order.
+
+    Raises:
+        ValueError: If a class has no example, or for bad examples or labels.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from nsl_keras import few_shot
+    >>> images = np.zeros((4, 8, 8, 3), "uint8")
+    >>> some, labels = few_shot.select_classes(images, [7, 8, 9, 8], [8, 9])
+    >>> some.shape, labels.tolist()
+    ((3, 8, 8, 3), [8, 9, 8])
+    """
+    images, labels = checked_examples(images, labels)
+    classes = np.unique(as_classes(classes, "classes"))
+    absent = classes[~np.isin(classes, labels)].tolist()
+    validation.require(not absent, "classes", "among the labels", absent)
+    chosen = np.isin(labels, classes)
+    return images[chosen], labels[chosen]
+
+
+def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns examples and their classes as arrays; arrays are not copied."""
+    images = _without_objects(array_of(images))
+    demand = "numbers or text, not objects of other types"
+    validation.require(images.dtype != object, "images", demand, images.dtype)
+    demand = "of shape (n, ...), for example (n, height, width, channels), with no size 0"
+    is_full = images.ndim > 0 and images.size > 0
+    validation.require(is_full, "images", demand, images.shape)
+    validation.finite(images, "images")
+    labels = as_classes(labels)
+    validation.one_per_example(labels, len(images))
+    return images, labels
+
+
+def as_classes(labels: Any, name: str = "labels") -> np.ndarray:
+    """Returns classes, integers or strings, as an array of rank 1."""
+    values = _without_objects(array_of(labels))
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    are_classes = values.ndim == 1 and values.dtype.kind in "iuU"
+    demand = "class numbers or names (integers or strings), of shape (n,) or (n, 1)"
+    validation.require(are_classes, name, demand, (values.dtype, values.shape))
+    return values
+
+
+def _without_objects(array: np.ndarray) -> np.ndarray:
+    """Returns text as NumPy's strings; pandas and TensorFlow hold it as objects."""
+    if array.dtype == object and all(isinstance(each, str) for each in array.flat):
+        return array.astype(str)
+    return array

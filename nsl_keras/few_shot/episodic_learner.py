@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import graphs, nesting, validation
+from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, variable_scope
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
@@ -29,14 +29,11 @@ class EpisodicLearner(Adapting, CheckedModel):
     #: The shape of the outputs for one query; `None` before the model is built.
     outputs_shape: Any = None
 
-    def __init__(
-        self, network: keras.Model, batch_normalization: str, **kwargs: Any
-    ) -> None:
+    def __init__(self, network: Any, batch_normalization: str, **kwargs: Any) -> None:
         is_layer = isinstance(network, keras.layers.Layer)
         validation.require(is_layer, self.wraps, "a Keras model", network)
-        # Not the network's own policy: half precision would round all variables that a
-        # learner reads. The network's layers keep theirs.
-        kwargs.setdefault("dtype", network.variable_dtype)
+        kwargs.setdefault("dtype", network.dtype_policy)
+        # Without autocast, which would round all variables that a learner reads.
         super().__init__(autocast=False, **kwargs)
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
@@ -59,12 +56,6 @@ class EpisodicLearner(Adapting, CheckedModel):
         """Configures training, as in Keras; the loss of a classifier must take logits."""
         if self.classifies:
             loss_of_logits(loss)
-        optimizer = keras.optimizers.get(optimizer)
-        half = any(each.compute_dtype == "float16" for each in nesting.sublayers(self))
-        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        wanted = kwargs.pop("auto_scale_loss", True)
-        if wanted and half and optimizer and not scaled:
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         super().compile(optimizer, loss, *args, **kwargs)
 
     @functools.wraps(keras.Model.fit)
@@ -89,15 +80,20 @@ class EpisodicLearner(Adapting, CheckedModel):
     def _check_data(self, x: Any, y: Any = None) -> None:
         if not is_in_memory(x):
             return
-        episode_shapes(shapes_of(x), () if self.classifies else self.outputs_shape)
+        arrays = x if isinstance(x, (tuple, list)) else ()
+        shapes = [tuple(np.shape(each)) for each in arrays] or np.shape(x)
+        episode_shapes(shapes, () if self.classifies else self.outputs_shape)
         images, labels, queries = x
         validation.finite(images, "support_images")
         validation.finite(queries, "query_images")
         self._build_for(np.shape(images)[2:], np.shape(labels)[2:])
         if not self.classifies:
             validation.finite(labels, "support_labels")
-            if y is not None:
-                validation.finite(y, "y")
+            validation.finite(y, "y")
+            shape = (*np.shape(queries)[:2], *self.outputs_shape)
+            demand = f"of the shape of the outputs, {shape}"  # Keras would broadcast it.
+            is_whole = y is None or np.shape(y) == shape
+            validation.require(is_whole, "y", demand, np.shape(y))
             return
         for episode, row in enumerate(ops.convert_to_numpy(labels)):
             found = np.unique(row)
@@ -111,9 +107,7 @@ class EpisodicLearner(Adapting, CheckedModel):
             targets = ops.convert_to_numpy(y)
             validation.class_labels(targets.reshape(-1, *targets.shape[2:]), self.ways)
 
-    def _build_for(
-        self, shape: tuple[int | None, ...], label_shape: tuple[int, ...] = ()
-    ) -> None:
+    def _build_for(self, shape: Any, label_shape: Any = ()) -> None:
         if not self.built:
             images, labels = (None, None, *shape), (None, None, *label_shape)
             with variable_scope(self):
@@ -122,18 +116,13 @@ class EpisodicLearner(Adapting, CheckedModel):
     def _output_of(self, shape: tuple[int | None, ...]) -> keras.KerasTensor:
         """Returns the network's symbolic output for a batch of examples of a shape."""
         network, images = self.network, (None, *shape)
-        found = graphs.output_spec(
-            network, keras.KerasTensor(images, keras.config.floatx())
-        )
-        if graphs.is_graph(network) and not isinstance(
-            graphs.symbols_of(network)[1], keras.KerasTensor
-        ):
-            found = graphs.symbols_of(network)[1]  # In a list or dict.
-        if not isinstance(found, keras.KerasTensor) or None in found.shape[1:]:
-            raise ValueError(
-                f"`{self.wraps}` must have one output, of shape (batch, ...) with known "
-                f"sizes. Received: outputs {found!r} for inputs of shape {images}"
-            )
+        found = graphs.symbols_of(network)[1] if graphs.is_graph(network) else None
+        if found is None or isinstance(found, keras.KerasTensor):  # Else a list or dict.
+            symbol = keras.KerasTensor(images, keras.config.floatx())
+            found = graphs.output_spec(network, symbol)
+        is_known = isinstance(found, keras.KerasTensor) and None not in found.shape[1:]
+        demand = f"a model with one output of known sizes for inputs of shape {images}"
+        validation.require(is_known, self.wraps, demand, found)
         return found
 
     def compute_loss(
@@ -145,12 +134,6 @@ class EpisodicLearner(Adapting, CheckedModel):
         training: bool = True,
     ) -> Tensor:
         """Returns the loss; `sample_weight` has a weight per episode or per query."""
-        if not self.classifies and not validation.fits(y.shape, y_pred.shape):
-            # Keras would broadcast them.
-            raise ValueError(
-                f"`y` must have the shape of the outputs, {tuple(y_pred.shape)}. "
-                f"Received: y.shape={tuple(y.shape)}"
-            )
         if sample_weight is not None:
             # Keras would broadcast weights of episodes along another axis, and divide by
             # too small a sum: a loss has all axes of the outputs but the last.
@@ -172,13 +155,6 @@ def one_hot(labels: Tensor, ways: int, dtype: str | None = None) -> Tensor:
     found = ops.one_hot(labels, ways, dtype=dtype)
     known = ops.logical_and(labels >= 0, labels < ways)
     return found + ops.log(ops.cast(known, found.dtype))[..., None]
-
-
-def shapes_of(inputs: Any) -> Any:
-    """Returns the shape of an array, or the shapes of a tuple of arrays."""
-    if isinstance(inputs, (tuple, list)):
-        return [tuple(np.shape(each)) for each in inputs]
-    return tuple(np.shape(inputs))
 
 
 def episode_shapes(

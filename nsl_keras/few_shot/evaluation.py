@@ -34,6 +34,10 @@ class _OverEpisodes:
         numbers = self._numbers
         return float(1.96 * np.std(numbers, ddof=1) / np.sqrt(len(numbers)))
 
+    def _described(self, sign: str, what: str) -> str:
+        percent = f"{100 * self.mean:{sign}.2f} ± {100 * self.half_width:.2f} %"
+        return f"{percent} ({len(self._numbers)} {what})"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation(_OverEpisodes):
@@ -62,10 +66,7 @@ class Evaluation(_OverEpisodes):
     def __str__(self) -> str:
         policy = self.batch_normalization
         statistics = f", batch normalization {policy!r}" if policy else ""
-        return (
-            f"{100 * self.mean:.2f} ± {100 * self.half_width:.2f} % "
-            f"({len(self.accuracies)} episodes{statistics})"
-        )
+        return self._described("", f"episodes{statistics}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,10 +88,7 @@ class Difference(_OverEpisodes):
     _numbers = property(lambda self: self.differences)
 
     def __str__(self) -> str:
-        return (
-            f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} % "
-            f"({len(self.differences)} paired episodes)"
-        )
+        return self._described("+", "paired episodes")
 
 
 def evaluate(
@@ -143,7 +141,15 @@ def evaluate(
     progress = keras.utils.Progbar(len(firsts), verbose=verbose)
     for first in firsts:
         batch = sampler.episodes(min(batch_size, start + episodes - first), start=first)
-        logits = _checked_logits(learner, batch, batch_size, sampler.ways, first)
+        logits = _logits(learner, batch, batch_size)
+        expected = (*batch.query_labels.shape, sampler.ways)
+        demand = f"a learner that returns logits of shape {expected}"
+        validation.require(logits.shape == expected, "learner", demand, logits.shape)
+        finite = np.isfinite(logits).all(axis=(1, 2))
+        if not finite.all():
+            raise NonFiniteLossError(
+                f"The logits of episode {first + int(np.argmin(finite))} are not finite."
+            )
         right = np.argmax(logits, axis=-1) == batch.query_labels
         accuracies.append(np.mean(right, axis=-1))
         progress.add(1)
@@ -151,29 +157,14 @@ def evaluate(
     return Evaluation(np.concatenate(accuracies), start, policy, sampler.fingerprint)
 
 
-def _checked_logits(
-    learner: Learner, batch: Episode, size: int, ways: int, first: int
-) -> np.ndarray:
+def _logits(learner: Learner, batch: Episode, size: int) -> np.ndarray:
     """Returns the logits of a batch, filled up to a size: the learner compiles once."""
-    kept = np.minimum(np.arange(size), len(batch.query_labels) - 1)
-    filled = Episode(*(each[kept] for each in batch))
+    count = len(batch.query_labels)
+    filled = Episode(*(each[np.minimum(np.arange(size), count - 1)] for each in batch))
     if isinstance(learner, keras.Model):
         # Not `predict_on_batch`, which under a strategy runs on every replica.
-        logits = learner.predict(filled[:3], batch_size=size, verbose=0)
-    else:
-        logits = keras.ops.convert_to_numpy(learner(filled))
-    logits, expected = logits[: len(batch.query_labels)], (*batch.query_labels.shape, ways)
-    if logits.shape != expected:
-        raise ValueError(
-            "`learner` must return logits of shape (episodes, queries, ways), here "
-            f"{expected}. Received: logits.shape={logits.shape}"
-        )
-    finite = np.isfinite(logits).all(axis=(1, 2))
-    if not finite.all():
-        raise NonFiniteLossError(
-            f"The logits of episode {first + int(np.argmin(finite))} are not finite."
-        )
-    return logits
+        return learner.predict(filled[:3], batch_size=size, verbose=0)[:count]
+    return keras.ops.convert_to_numpy(learner(filled))[:count]
 
 
 def compare(first: Evaluation, second: Evaluation) -> Difference:
@@ -200,10 +191,9 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
     described = [
         (each.start, each.accuracies.shape, each.sampler) for each in (first, second)
     ]
-    if described[0] != described[1]:
-        raise ValueError(
-            "`first` and `second` must be evaluations of the same episodes, of samplers "
-            "with equal images, labels, ways, shots, queries and seed. Received: start, "
-            f"shape and sampler of {described[0]} and {described[1]}"
-        )
+    demand = (
+        "an evaluation of the same episodes as `first`, with equal images, labels, ways, "
+        "shots, queries and seed"
+    )
+    validation.require(described[0] == described[1], "second", demand, described)
     return Difference(first.accuracies - second.accuracies)

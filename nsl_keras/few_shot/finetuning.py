@@ -1,26 +1,23 @@
 """Finetuning a classifier in each episode, for many episodes at once.
 
-A copy of the model is cut before the first layer that adapts. The part before the cut is
-computed once per episode. A classifier alone is finetuned in all episodes at once. Deeper
-layers are finetuned in one episode after the other, inside one compiled loop.
+A classifier alone is finetuned in all episodes at once, on features that are computed once.
+Deeper layers are finetuned in one episode after the other, inside one compiled loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import backend, graphs, validation
-from nsl_keras.backend import Tensor, apart, compiled, gradients_of, map_elements
-from nsl_keras.few_shot.adapted_copy import adapted_copy, copy_with_classifier, cut
-from nsl_keras.few_shot.adapted_model import Adaptation, Adapting
+from nsl_keras import backend, graphs, nesting, validation
+from nsl_keras.backend import Tensor, gradients_of, map_elements
+from nsl_keras.copying import copied, paired_variables, registered
+from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
-from nsl_keras.few_shot.dampened_momentum import DampenedMomentum
-from nsl_keras.few_shot.episodic_learner import episode_shapes, shapes_of
+from nsl_keras.few_shot.episodic_learner import episode_shapes
 from nsl_keras.few_shot.functional import (
     POLICIES,
     FunctionalModel,
@@ -28,8 +25,15 @@ from nsl_keras.few_shot.functional import (
     classifier_of,
     select_variables,
 )
-from nsl_keras.graphs import require_linear
+from nsl_keras.few_shot.metric_learner import outputs_of_sets
+from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
+from nsl_keras.training.normalization import turn
+
+#: The rule of finetuning, but for the learning rate.
+MOMENTUM = 0.9
+DAMPENING = 0.9
+WEIGHT_DECAY = 0.001
 
 
 class Finetuner(Adapting):
@@ -40,11 +44,22 @@ class Finetuner(Adapting):
 
         w <- rule(w, dL / dw)        `steps` times
 
-    by the rule `DampenedMomentum` (PyTorch's SGD with dampening). Then the queries are
-    scored. A new classifier starts at zero (a `CosineDense`, which has no direction there,
-    starts from its own initializer). Gradient steps stay in the span of the support
-    features. The part of a random start outside this span would never be trained, but it
-    would affect queries. From zero the first step leads to the scores of class means,
+    by gradient descent with momentum, dampening and weight decay. For a value `w`, its
+    gradient `g` and a buffer `m`,
+
+        g <- g + 0.001 w
+        m <- g                       in the first step
+        m <- 0.9 m + 0.1 g           in all others
+        w <- w - learning_rate * m
+
+    This is PyTorch's rule. No setting of a Keras optimizer equals it, because the first
+    step differs from all others. Then the queries are scored.
+
+    A new last layer of `ways` outputs, of the same kind and not frozen, replaces the
+    trained one. It starts at zero (a `CosineDense`, which has no direction there, starts
+    from its own initializer). Gradient steps stay in the span of the support features. The
+    part of a random start outside this span would never be trained, but it would affect
+    queries. From zero the first step leads to the scores of class means,
     `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`.
 
     A finetuner is a learner for `evaluate`, and uses the model's current weights. It has no
@@ -58,10 +73,8 @@ class Finetuner(Adapting):
         variables: What to finetune; see `inner_variables` of `MAML`. The paper adapts
             `"similarity+classifier"` of static networks.
         steps: int, the number of updates.
-        rule: `DampenedMomentum`; `None` uses the paper's settings.
+        learning_rate: float above 0.
         batch_normalization: See `MAML`. Batch norms of Keras are converted in the copy.
-        new_classifier: bool, whether a new last layer of `ways` outputs, of the same kind
-            and not frozen, replaces the trained layer.
 
     Call arguments:
         episodes: `Episode` with a leading axis of episodes on each array; or a tuple of
@@ -89,8 +102,8 @@ class Finetuner(Adapting):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
-        "Dynamic NSN") and Appendix A, which names no batch size. No code was released for
-        it. The start at zero is an addition of this package.
+        "Dynamic NSN") and Appendix A, which names the rule and its numbers, but no batch
+        size. No code was released for it. The start at zero is an addition of this package.
     """
 
     def __init__(
@@ -99,44 +112,38 @@ class Finetuner(Adapting):
         ways: int,
         variables: Selection = "classifier",
         steps: int = 100,
-        rule: DampenedMomentum | None = None,
-        batch_normalization: str = "support",
-        new_classifier: bool = True,
+        learning_rate: float = 0.01,
+        batch_normalization: str = "moving",
     ) -> None:
         graphs.require_graph(model)
-        require_linear(model, "model")
+        graphs.require_linear(model, "model")
         self.model = model
         self._original = FunctionalModel(model, (), "moving")
         self.ways = validation.positive_integer(ways, "ways")
         self.steps = validation.positive_integer(steps, "steps")
-        self.batch_normalization = validation.one_of(
-            batch_normalization, POLICIES, "batch_normalization"
-        )
-        self.rule = DampenedMomentum() if rule is None else rule
-        validation.boolean(new_classifier, "new_classifier")
-        copy, self._sources = copy_with_classifier(model, self.ways, new_classifier)
+        self.learning_rate = validation.positive_number(learning_rate, "learning_rate")
+        policy = validation.one_of(batch_normalization, POLICIES, "batch_normalization")
+        self.batch_normalization = policy
+        copy, classifier, self._sources = copy_with_classifier(model, self.ways)
         adapted = select_variables(copy, variables, "variables")
-        classifier = classifier_of(copy)
-        if new_classifier and not any(each is classifier.kernel for each in adapted):
-            raise ValueError(
-                "`variables` must hold the kernel of the new classifier, which would stay "
-                "untrained; or `new_classifier` must be False. "
-                f"Received: variables={variables!r}"
-            )
-        before, after = cut(copy, adapted)
-        policy = self.batch_normalization
-        self._before = None if before is None else FunctionalModel(before, (), policy)
+        demand = "a selection with the kernel of the new classifier, which starts at zero"
+        is_trained = any(each is classifier.kernel for each in adapted)
+        validation.require(is_trained, "variables", demand, variables)
+        # What lies before a classifier that adapts alone is computed once per episode.
+        own = set(map(id, classifier.variables))
+        self._before, after = None, copy
+        if all(id(each) in own for each in adapted):
+            self._before = keras.Model(copy.inputs, classifier.input)
+            after = keras.Model(classifier.input, copy.outputs[0])
         self._after = FunctionalModel(after, adapted, policy)
-        self._is_shallow = after.operations[1:] == [classifier]
         self._copy, self._variables = copy, copy.variables
         self._dtype = copy.inputs[0].dtype
-        self._outputs_dtype = backend.wide_dtype(copy.outputs[0].dtype)
         # Not by XLA, whose convolutions take many times as long on CPUs.
-        self._compiled = compiled(self._scores, jit_compile=False)
+        self._compiled = backend.compiled(self._scores, jit_compile=False)
 
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])
-        episode_shapes(shapes_of((support, labels, queries)), ())
+        episode_shapes([each.shape for each in (support, labels, queries)], ())
         validation.positive_integer(len(labels), "episodes")
         validation.class_labels(labels.reshape(-1), self.ways, "support_labels")
         # Not left to the logits: a ReLU or a pooling may turn a NaN into a zero.
@@ -152,58 +159,46 @@ class Finetuner(Adapting):
 
     def _values(self) -> list[Tensor]:
         """Returns the values of the copy's variables, which are the model's."""
-        self._original.require_kept()
+        self._original.values()  # Raises if the model has lost or gained variables.
         return [ops.convert_to_tensor(source) for source in self._sources]
 
     def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:
         """Returns what a subclass draws for each episode, for its `_values_after`."""
         return []
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
-        support = features = ops.convert_to_tensor(images, self._dtype)
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
+        support = ops.convert_to_tensor(images, self._dtype)
         drawn = [ops.convert_to_tensor(each[0]) for each in self._draws(images[None])]
         state = [*zip(self._variables, self._values(), strict=True)]
         with keras.StatelessScope(state):
-            if self._before is not None:
-                features = self._before.outputs([], support)[0]
-            values = self._values_after(features, ops.convert_to_tensor(labels), *drawn)
+            (features,) = self._inputs_of_after([support[None]])
+            values = self._values_after(features[0], ops.convert_to_tensor(labels), *drawn)
         state += zip(self._after.variables, values, strict=True)
         new = {id(variable): value for variable, value in state}
         layers = adapted_copy(self._copy, self.batch_normalization, support, new)
-        return Adaptation(AdaptedModel([*layers, head]), self, np.asarray(images))
+        return AdaptedModel([*layers, head]), self, support
 
     def _scores(
-        self,
-        values: Sequence[Tensor],
-        support: Tensor,
-        labels: Tensor,
-        queries: Tensor,
-        *drawn: Tensor,
+        self, values: Any, support: Tensor, labels: Tensor, queries: Tensor, *drawn: Tensor
     ) -> Tensor:
         """Returns queries' logits for a model's values.
 
         The values are arguments, or a compiled function would keep the values of its trace.
         """
-
-        def outputs(images: Tensor, *shape: int) -> keras.KerasTensor:
-            return keras.KerasTensor((images.shape[1], *shape), self._outputs_dtype)
-
         with keras.StatelessScope([*zip(self._variables, values, strict=True)]):
-            if self._before is not None:
-                shape, sets = self._before.model.output_shape[1:], [support, queries]
-                specs = [outputs(each, *shape) for each in sets]
-                support, queries = map_elements(self._features, sets, specs)
+            support, queries = self._inputs_of_after([support, queries])
             elements = [support, labels, queries, *drawn]
-            if self._is_shallow:
+            if self._before is not None:
                 return backend.vectorized_map(self._logits, elements)[0]
-            spec = outputs(queries, self.ways)
+            dtype = backend.wide_dtype(self._copy.outputs[0].dtype)
+            spec = keras.KerasTensor((queries.shape[1], self.ways), dtype)
             return map_elements(self._logits, elements, [spec])[0]
 
-    def _features(self, images: list[Tensor]) -> list[Tensor]:
-        """Returns the inputs of the first adapted layer in an episode."""
-        support, queries = images
-        before: Any = self._before
-        return [before.outputs([], support)[0], before.query_outputs([], support, queries)]
+    def _inputs_of_after(self, sets: list[Tensor]) -> list[Tensor]:
+        """Returns what the layers that adapt take of sets of images."""
+        if self._before is None:
+            return sets
+        return outputs_of_sets(self._before, self.batch_normalization, sets, False)
 
     def _logits(self, episode: list[Tensor]) -> list[Tensor]:
         support, labels, queries, *drawn = episode
@@ -226,15 +221,57 @@ class Finetuner(Adapting):
     def _descended(self, values: list[Tensor], loss: Any, steps: Any) -> list[Tensor]:
         """Returns values after steps by the rule, down a loss of values and step."""
 
-        @apart  # The gradients of a step are a graph of their own inside the loop.
+        @backend.apart  # The gradients of a step are a graph of their own inside the loop.
         def gradients(values: list[Tensor], index: Tensor) -> list[Tensor]:
             return gradients_of(lambda at: (loss(at, index), None), values)[0]
 
         def step(index: Tensor, state: Any) -> Any:
             values, buffers = state
             triples = zip(values, gradients(values, index), buffers, strict=True)
-            moved = [self.rule.step(*each, index) for each in triples]
+            moved = [self._moved(*each, index) for each in triples]
             return [each[0] for each in moved], [each[1] for each in moved]
 
         state = (values, [*map(ops.zeros_like, values)])
         return ops.fori_loop(0, steps, step, state)[0]
+
+    def _moved(self, value: Tensor, gradient: Tensor, buffer: Tensor, index: Any) -> Any:
+        """Returns value and buffer after step `index`, which counts from 0."""
+        # In the value's own dtype: a share of float32 would be rounded.
+        whole, part = (ops.convert_to_tensor(s, value.dtype) for s in (1, 1 - DAMPENING))
+        share = ops.where(ops.equal(index, 0), whole, part)
+        buffer = MOMENTUM * buffer + share * (gradient + WEIGHT_DECAY * value)
+        return value - self.learning_rate * buffer, buffer
+
+
+def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, Any, Any]:
+    """Returns a copy with a new classifier, this layer, and each variable's source.
+
+    The variables of the new classifier are their own sources.
+    """
+    copy = copied(model)
+    sources = {id(new): own for own, new in paired_variables(model, copy)}
+    for layer in graphs.layers(copy):
+        turn(layer)
+    trained = classifier_of(copy)
+    classifier = _new_classifier(copy, trained, ways)
+    outputs = classifier(trained.input)
+    for layer in reversed(graphs.ending(copy)[1]):
+        outputs = type(layer).from_config(layer.get_config())(outputs)
+    made = keras.Model(copy.inputs, outputs, name=model.name)
+    return made, classifier, [sources.get(id(own), own) for own in made.variables]
+
+
+def _new_classifier(model: keras.Model, layer: Any, ways: int) -> Any:
+    is_cosine = isinstance(layer, CosineDense)
+    is_dense = is_cosine or isinstance(layer, keras.layers.Dense)
+    demand = (
+        "a network that ends in `Dense` or `CosineDense`, outside of inner models and "
+        "without LoRA or quantization, which a new classifier can replace"
+    )
+    is_plain = is_dense and nesting.has_plain_kernel(layer) and layer in model.layers
+    validation.require(is_plain, "model", demand, layer)
+    changes: dict[str, Any] = {"units": ways, "trainable": True}
+    if not is_cosine:
+        changes |= {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
+    with registered(layer) as known, keras.saving.custom_object_scope(known):
+        return type(layer).from_config(layer.get_config() | changes)

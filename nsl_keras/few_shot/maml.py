@@ -14,10 +14,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import graphs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
-from nsl_keras.few_shot.adapted_copy import adapted_copy
-from nsl_keras.few_shot.adapted_model import Adaptation
+from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
@@ -134,16 +133,12 @@ class MAML(EpisodicLearner):
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         form = validation.one_of(learning_rate_form, _FORMS, "learning_rate_form")
         self.learning_rate_form = form
-        self.rate = InnerLearningRate(
-            inner_learning_rate, _FORMS[form], dtype=self.dtype_policy
-        )
-        self.inner_learning_rate = self.rate.initial
+        dtype = self.variable_dtype
+        self.rate = InnerLearningRate(inner_learning_rate, _FORMS[form], dtype=dtype)
         self.first_order = validation.boolean(first_order, "first_order")
         self.test_inner_steps = validation.optional(
             validation.positive_integer, test_inner_steps, "test_inner_steps"
         )
-        named = isinstance(inner_variables, str)
-        self.inner_variables = inner_variables if named else [*inner_variables]
         self.model = model
         validation.built(model, "MAML")
         self.inner_loss = inner_loss
@@ -160,12 +155,10 @@ class MAML(EpisodicLearner):
         support, _, _ = episode_shapes(input_shape, () if self.classifies else None)
         found = self._output_of(support[2:])
         shape = tuple(found.shape[1:])
-        if self.classifies and (len(shape) != 1 or shape[0] < 2):
-            raise ValueError(
-                "`model` must return logits of shape (batch, ways) for two or more ways. "
-                f"Received: model {self.model.name!r} with outputs {found!r}"
-            )
         if self.classifies:
+            demand = "a network with logits of shape (batch, ways), for two or more ways"
+            is_vector = len(shape) == 1 and shape[0] > 1
+            validation.require(is_vector, "model", demand, found)
             (self.ways,) = shape
         self.outputs_shape = shape
         self._outputs_dtype = wide_dtype(found.dtype)
@@ -196,16 +189,14 @@ class MAML(EpisodicLearner):
         self, support: Tensor, targets: Tensor, training: bool
     ) -> list[Tensor]:
         """Returns the values of the adapted variables after all steps on a support set."""
-        values, steps = self.functional.values(), self.inner_steps
-        if not training and self.test_inner_steps is not None:
-            steps = self.test_inner_steps
+        at_test = self.test_inner_steps or self.inner_steps
+        steps = self.inner_steps if training else at_test
+        values = self.functional.values()
         for _ in range(steps):
             values = self._stepped(values, support, targets)
         return values
 
-    def _stepped(
-        self, values: list[Tensor], support: Tensor, targets: Tensor
-    ) -> list[Tensor]:
+    def _stepped(self, values: list[Tensor], support: Any, targets: Any) -> list[Tensor]:
         """Returns values after one step: Algorithm 2, lines 6 and 7; NSL Eq. (7)."""
 
         def loss(values: list[Tensor]) -> tuple[Tensor, None]:
@@ -227,24 +218,24 @@ class MAML(EpisodicLearner):
             **super().get_config(),
             "inner_variables": places,
             "inner_steps": self.inner_steps,
-            "inner_learning_rate": self.inner_learning_rate,
+            "inner_learning_rate": self.rate.initial,
             "learning_rate_form": self.learning_rate_form,
             "first_order": self.first_order,
             "test_inner_steps": self.test_inner_steps,
             "inner_loss": keras.saving.serialize_keras_object(self.inner_loss),
         }
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
         targets = ops.one_hot(labels, self.ways) if head else labels
         shape = (len(images), *self.outputs_shape)
         demand = f"of the shape of the outputs, {shape}"
         validation.require(np.shape(targets) == shape, "y", demand, np.shape(labels))
         validation.finite(labels, "y")
-        is_graph = graphs.is_graph(self.model)
-        dtype = self.model.inputs[0].dtype if is_graph else self.compute_dtype
+        inputs = getattr(self.model, "inputs", None)
+        dtype = inputs[0].dtype if inputs else self.compute_dtype
         support = ops.convert_to_tensor(images, dtype)
         values = self._values_after(support, targets, training=False)
         new = dict(zip(map(id, self.functional.variables), values, strict=True))
         layers = adapted_copy(self.model, self.batch_normalization, support, new)
-        model = AdaptedModel([*layers, head] if head else layers)
-        return Adaptation(model, self, ops.convert_to_numpy(support))
+        model = AdaptedModel([*layers, head]) if head else keras.Sequential(layers)
+        return model, self, support

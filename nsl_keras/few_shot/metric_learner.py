@@ -12,15 +12,11 @@ from keras import ops
 
 from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
-from nsl_keras.few_shot.adapted_copy import adapted_copy
-from nsl_keras.few_shot.adapted_model import Adaptation
+from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
-from nsl_keras.few_shot.functional import (
-    FunctionalModel,
-    effective_policy,
-    move_by_episodes,
-)
+from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
+from nsl_keras.training.normalization import move_statistics
 
 
 class MetricLearner(EpisodicLearner):
@@ -31,6 +27,7 @@ class MetricLearner(EpisodicLearner):
 
     wraps = "backbone"
     ways_are_fixed = False
+    stays_in_fold = True  # In a `SupportSet`.
 
     def __init__(
         self,
@@ -65,11 +62,9 @@ class MetricLearner(EpisodicLearner):
             for each in map(at_least_float32, sets)
         )
         membership = one_hot(labels, self.ways, support.dtype)
-        return self.compare(support, membership, queries, bool(training))
+        return self.compare(support, membership, queries)
 
-    def compare(
-        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
-    ) -> Tensor:
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         """Returns logits of shape `(batch, queries, ways)`.
 
         Features have shape `(batch, examples, features)`; `membership` contains the one-hot
@@ -77,26 +72,25 @@ class MetricLearner(EpisodicLearner):
         """
         raise NotImplementedError
 
-    def dense_on_units(self, support: Tensor, membership: Tensor) -> Any:
-        """Returns kernel and bias of a layer that equals `compare` for a support set.
-
-        The layer is dense and takes features of length 1. `None` if there is none.
-        """
-        return None
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "ways": self.ways}
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
         features = at_least_float32(layers[-1].predict(images, verbose=0))
         learner = self._of_features(features, len(head.class_names))
-        support = SupportSet(learner, len(features), dtype=features.dtype)
+        return learner.with_support(layers, features, labels, head), learner, features
+
+    def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
+        """Returns a model: layers to features, this learner's logits, and a head.
+
+        The learner takes features in place of images.
+        """
+        support = SupportSet(self, len(features), dtype=features.dtype)
         support.build(features.shape)
         support.features.assign(features)
         support.labels.assign(labels)
-        model = AdaptedModel([*layers, support, head])
-        return Adaptation(model, learner, ops.convert_to_numpy(features))
+        return AdaptedModel([*layers, support, head])
 
     def _of_features(self, features: Tensor, ways: int) -> MetricLearner:
         """Returns a learner of the same weights, from features to logits."""
@@ -117,6 +111,9 @@ class MetricLearner(EpisodicLearner):
 class SupportSet(keras.layers.Layer):
     """Answers single queries like a learner in the episode of a stored support set."""
 
+    #: `convert.fold` keeps the layer, because no layer of Keras computes the same.
+    stays_in_fold = True
+
     def __init__(self, learner: MetricLearner, examples: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.learner, self.examples = learner, examples
@@ -132,21 +129,6 @@ class SupportSet(keras.layers.Layer):
         episode = self.features, self.labels, inputs
         inputs = [ops.convert_to_tensor(each)[None] for each in episode]
         return self.learner(inputs, training=False)[0]
-
-    def fold(self) -> keras.layers.Layer:
-        """Returns plain Keras layers that compute the same; or this layer without any."""
-        membership = ops.one_hot(self.labels, self.learner.ways, dtype=self.features.dtype)
-        features = ops.reshape(self.features, (self.examples, -1))
-        found = self.learner.dense_on_units(features[None], membership[None])
-        if found is None:
-            return self
-        options: dict[str, Any] = {"dtype": self.dtype_policy}
-        dense = keras.layers.Dense(self.learner.ways, **options)
-        layers = keras.layers.Flatten(**options), keras.layers.UnitNormalization(**options)
-        folded = keras.Sequential([*layers, dense], name=self.name)
-        folded.build((None, *self.features.shape[1:]))
-        dense.set_weights(found)
-        return folded
 
     def get_config(self) -> dict[str, Any]:
         learner = keras.saving.serialize_keras_object(self.learner)
@@ -175,24 +157,37 @@ def outputs_of_sets(
     functional = FunctionalModel(model, (), policy)
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
-        outputs: list[Tensor] = []
-        measured: list[list[Tensor]] = []
-        for images in sets:
-            given = measured[0] if measured and policy == "support" else None
-            found, statistics = functional.outputs([], images, given)
-            outputs.append(found)
-            measured.append(statistics)
-        return outputs, measured
+        first, statistics = functional.outputs([], sets[0])
+        given = statistics if policy == "support" else None
+        found = [functional.outputs([], images, given) for images in sets[1:]]
+        outputs = [first, *(each for each, _ in found)]
+        return outputs, [statistics, *(each for _, each in found)]
 
     # Episodes share their kernels, so vectorizing gives one convolution per layer.
     outputs, measured = vectorized_map(one_episode, list(sets))
     if training:
-        count = 1 if policy == "support" else len(sets)
-        statistics = [ops.concatenate(each) for each in zip(*measured[:count], strict=True)]
+        if policy == "support":
+            sets, measured = sets[:1], measured[:1]
+        statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
         sizes = [ops.full(ops.shape(each)[:1], ops.shape(each)[1]) for each in sets]
-        norms = functional.trainable_norms()
-        move_by_episodes(norms, statistics, ops.concatenate(sizes[:count]))
+        _move_by_episodes(functional.norms(), statistics, ops.concatenate(sizes))
     return outputs
+
+
+def _move_by_episodes(norms: list[Any], statistics: list[Tensor], sizes: Tensor) -> None:
+    """Moves moving statistics toward those of all examples of a batch of episodes.
+
+    `statistics` are those of several sets, in the order of `statistics_of` and of shape
+    `(sets, channels)`; the sets have `sizes` examples.
+    """
+    for norm, means, variances in zip(
+        norms, statistics[::2], statistics[1::2], strict=True
+    ):
+        examples = ops.cast(sizes, means.dtype)
+        shares = (examples / ops.sum(examples))[:, None]
+        mean = ops.sum(shares * means, axis=0)
+        within = variances + ops.square(means - mean)
+        move_statistics(norm, mean, ops.sum(shares * within, axis=0), ops.sum(examples))
 
 
 def class_means(support: Tensor, membership: Tensor) -> Tensor:

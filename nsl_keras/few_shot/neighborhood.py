@@ -10,9 +10,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
-from nsl_keras.few_shot.adapted_copy import adapted_copy
-from nsl_keras.few_shot.adapted_model import Adaptation
+from nsl_keras.backend import Tensor, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.class_logits import ClassLogits, NamesClasses
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
@@ -89,11 +87,8 @@ class NeighborhoodLearner(MetricLearner):
         self.metric = key_metrics.get(metric)
         self.temperature = validation.positive_number(temperature, "temperature")
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
-        self.rate = InnerLearningRate(
-            inner_learning_rate, learning_rate_form, dtype=self.dtype_policy
-        )
-        self.inner_learning_rate = self.rate.initial
-        self.learning_rate_form = self.rate.form
+        dtype = self.variable_dtype
+        self.rate = InnerLearningRate(inner_learning_rate, learning_rate_form, dtype=dtype)
         self.scale = validation.positive_number(scale, "scale")
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
@@ -101,9 +96,7 @@ class NeighborhoodLearner(MetricLearner):
         start = keras.initializers.Constant(self.scale)
         self.learned_scale = self.add_weight((), start, name="scale", autocast=False)
 
-    def compare(
-        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
-    ) -> Tensor:
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         scores = self.metric(queries, support) / self.temperature
         attention = ops.softmax(scores)  # MN Eq. (5)
         prototypes = class_means(support * inverse_norm(support), membership)
@@ -129,27 +122,21 @@ class NeighborhoodLearner(MetricLearner):
             "metric": keras.saving.serialize_keras_object(self.metric),
             "temperature": self.temperature,
             "inner_steps": self.inner_steps,
-            "inner_learning_rate": self.inner_learning_rate,
-            "learning_rate_form": self.learning_rate_form,
+            "inner_learning_rate": self.rate.initial,
+            "learning_rate_form": self.rate.form,
             "scale": self.scale,
         }
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Adaptation:
-        layers = adapted_copy(self.backbone, self.batch_normalization, images)
-        layers.append(keras.layers.Reshape((-1,), dtype=self.dtype_policy))
-        backbone = keras.Sequential(layers)
-        features = at_least_float32(backbone.predict(images, verbose=0))
-        ways = len(head.class_names)
-        learner = self._of_features(features, ways)
-        support = ops.convert_to_numpy(features)
-        validation.finite(support, "features")
-        membership = np.eye(ways, dtype=support.dtype)[labels]
-        options: dict[str, Any] = {"dtype": self.dtype_policy}
+    def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
+        """Returns Meta-Neighborhoods whose dictionary is the support set."""
+        options: dict[str, Any] = {"dtype": features.dtype}
+        keys = ops.reshape(features, (len(features), -1))
+        membership = np.eye(self.ways)[labels]
         model = AdaptedNeighborhoods(
-            backbone,
-            CosineDense(ways, **options),
+            keras.Sequential([*layers, keras.layers.Flatten(**options)]),
+            CosineDense(self.ways, **options),
             NeighborDictionary(
-                len(support),
+                len(keys),
                 metric=self.metric,
                 temperature=self.temperature,
                 fixed_values=membership,
@@ -158,18 +145,18 @@ class NeighborhoodLearner(MetricLearner):
             ),
             head,
             inner_steps=self.inner_steps,
-            inner_learning_rate=self.inner_learning_rate,
-            learning_rate_form=self.learning_rate_form,
+            inner_learning_rate=self.rate.initial,
+            learning_rate_form=self.rate.form,
             **options,
         )
         model.build(layers[0].shape)
-        model.dictionary.keys.assign(features)
-        units = features * inverse_norm(features)
-        prototypes = class_means(units[None], membership[None])[0]
+        model.dictionary.keys.assign(keys)
+        units = (keys * inverse_norm(keys))[None]
+        prototypes = class_means(units, ops.cast(membership[None], keys.dtype))[0]
         start = ops.transpose(prototypes), self.learned_scale
         model.head.set_weights([*map(ops.convert_to_numpy, start)])
         model.neighborhood.learning_rate.set_weights(self.rate.get_weights())
-        return Adaptation(model, learner, support)
+        return model
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -194,11 +181,10 @@ class AdaptedNeighborhoods(NamesClasses, MetaNeighborhoodModel):
         self, inputs: Any, k: int, by: str = "attention", effects: bool = False
     ) -> Neighbors:
         found = super().neighbors_of_batch(inputs, k, by, effects)
-        changes = found.output_changes
+        names = ("before", "after", "output_changes")
+        pairs = [(each, getattr(found, each)) for each in names]
         return found._replace(
-            before=self.classes(found.before),
-            after=self.classes(found.after),
-            output_changes=None if changes is None else self.classes(changes),
+            **{name: self.classes(v) for name, v in pairs if v is not None}
         )
 
     def _without_adaptation(self) -> keras.Model:

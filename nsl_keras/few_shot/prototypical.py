@@ -1,8 +1,9 @@
-"""Prototypical networks."""
+"""Learners by class means: prototypical networks and nearest centroids."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,8 +11,11 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
 from nsl_keras.neighborhoods import key_metrics
+from nsl_keras.neighborhoods.cosine import CosineDense
+from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -108,9 +112,7 @@ class ProtoNet(MetricLearner):
                 (), start, name="log_temperature", dtype="float32", autocast=False
             )
 
-    def compare(
-        self, support: Tensor, membership: Tensor, queries: Tensor, training: bool
-    ) -> Tensor:
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         prototypes = class_means(support, membership)  # Prototypical Networks Eq. (1)
         # Prototypical Networks Eq. (2), without the softmax, which the loss applies.
         return self.scaled(self.metric(queries, prototypes))
@@ -128,3 +130,83 @@ class ProtoNet(MetricLearner):
         if not self.learn_temperature:
             return scores / self.temperature
         return scores * ops.cast(ops.exp(-self.log_temperature), scores.dtype)
+
+
+@keras.saving.register_keras_serializable("nsl_keras")
+class NearestCentroid(MetricLearner):
+    """Nearest centroid on features of a pretrained network, without any training.
+
+        z(x)      = f(x) / ||f(x)||,   or f(x) if not `normalize`
+        p_c       = mean over x in S_c of z(x)
+        logits_c  = cos(z(query), p_c),   or   -||z(query) - p_c||^2
+
+    With the backbone of a classifier that was trained on the base classes this is the
+    strong baseline of recent comparisons. The backbone always runs in inference mode. To
+    center features on their mean over the base classes, end the backbone in
+    `keras.layers.Normalization(mean=mean, variance=np.ones_like(mean))`.
+
+    Args:
+        Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:
+        metric: `"cosine"` by default.
+        normalize: bool, whether to divide features by their length before the mean is
+            taken.
+
+    Example:
+
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
+    >>> model = nsl_keras.few_shot.NearestCentroid(backbone, ways=3)
+    >>> rng = np.random.default_rng(0)
+    >>> support, labels = rng.normal(size=(1, 3, 8, 8, 1)), np.array([[2, 0, 1]])
+    >>> model.predict((support, labels, support), verbose=0).argmax(axis=-1).tolist()
+    [[2, 0, 1]]
+
+    Reference:
+        SimpleShot (Wang et al., 2019): `metric="euclidean"` is its L2N, with centered
+        features its CL2N, and with `normalize=False` its UN. Cosines: "Baseline++" of A
+        Closer Look at Few-Shot Classification (Chen et al., ICLR 2019); with
+        `normalize=False` "Classifier-Baseline" of Meta-Baseline (Chen et al., ICCV 2021).
+    """
+
+    def __init__(
+        self,
+        backbone: keras.Model,
+        ways: int = 5,
+        metric: str | key_metrics.KeyMetric = "cosine",
+        normalize: bool = True,
+        batch_normalization: str = "moving",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(backbone, ways, batch_normalization, **kwargs)
+        self.metric = key_metrics.get(metric)
+        self.normalize = validation.boolean(normalize, "normalize")
+
+    def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
+        return super().call(inputs, training=False)
+
+    def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
+        support, queries = self.vectors(support), self.vectors(queries)
+        return self.metric(queries, class_means(support, membership))
+
+    def vectors(self, features: Tensor) -> Tensor:
+        """Returns features, of length 1 if `normalize`."""
+        return features * inverse_norm(features) if self.normalize else features
+
+    def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
+        if type(self) is not NearestCentroid or type(self.metric) is not key_metrics.Cosine:
+            return super().with_support(layers, features, labels, head)
+        options: dict[str, Any] = {"dtype": features.dtype}
+        # Features may be shorter than `CosineDense` normalizes exactly.
+        units = [keras.layers.Flatten(**options), keras.layers.UnitNormalization(**options)]
+        classifier = CosineDense(self.ways, scale=1.0, **options)
+        model = AdaptedModel([*layers, *units, classifier, head])
+        membership = ops.one_hot(labels, self.ways, dtype=features.dtype)
+        vectors = self.vectors(ops.reshape(features, (len(features), -1)))
+        means = class_means(vectors[None], membership[None])[0]
+        classifier.kernel.assign(ops.transpose(means))
+        return model
+
+    def get_config(self) -> dict[str, Any]:
+        metric = keras.saving.serialize_keras_object(self.metric)
+        return {**super().get_config(), "metric": metric, "normalize": self.normalize}

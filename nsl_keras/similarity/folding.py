@@ -21,11 +21,10 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
     `nsl_keras.layers.CosineDense` becomes a Sequential of a normalization to unit length
     and a `keras.layers.Dense`. So does the nearest centroid that `few_shot` adapted with
-    cosines, or with distances of normalized features. The support sets of other metric
-    learners, and the `few_shot.ClassLogits` of what `adapt` returned, stay: the file of
-    such a model needs this package. Graph, names and `trainable` flags
-    stay, so to train further, unfreeze what `add_similarity` froze. The model costs as
-    much as the plain network.
+    cosines. The support sets of other metric learners, and the `few_shot.ClassLogits` of
+    what `adapt` returned, stay: the file of such a model needs this package. Graph, names
+    and `trainable` flags stay, so to train further, unfreeze what `add_similarity` froze.
+    The model costs as much as the plain network.
 
     Args:
         model: A built model that Keras can save, or with `inplace` any built model. In a

@@ -299,6 +299,8 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         for part in self.plain_parts():
             if isinstance(part, (keras.Variable, keras.layers.Layer)):
                 part.trainable = self.kernel_trainable and self.trainable
+        if getattr(self, "lora_enabled", False):
+            self.kernel_variable.trainable = False
 
     def get_config(self) -> dict[str, Any]:
         return {

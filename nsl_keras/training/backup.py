@@ -76,7 +76,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
     Raises:
         ValueError: For a remote folder, or an `every` below 1; in `fit`, if the model is
             not built, the progress of a callback cannot be pickled, or the states belong to
-            another model or other `callbacks`.
+            a model with other weights or another number of seeds, or to other `callbacks`.
 
     Example:
 
@@ -125,18 +125,29 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         self.epoch = max(states, default=0)
         scratch = pathlib.Path(self.backup_dir)
         if self.epoch:
+            self._rest = pickle.loads((states[self.epoch] / _REST).read_bytes())
+            for name, parts in (("callbacks", self.callbacks), ("seeds", self._seeds())):
+                saved = len(self._rest[name])
+                demand = f"{saved}, the number in the saved state"
+                validation.require(len(parts) == saved, f"len({name})", demand, len(parts))
             shutil.copytree(states[self.epoch], scratch)
-            self._rest = pickle.loads((scratch / _REST).read_bytes())
         super().on_train_begin(logs)  # Weights, optimizer, and the epoch to begin at.
         shutil.rmtree(scratch, ignore_errors=True)
-        for seed, value in zip(self._seeds(), self._rest.get("seeds", []), strict=False):
-            seed.assign(value)
+        if self._rest:
+            for seed, value in zip(self._seeds(), self._rest["seeds"], strict=True):
+                seed.assign(value)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._resume()
         if epoch == self.epoch:  # Before the first epoch of this `fit`, not after it.
             for callback in self.callbacks:
-                _require_pickle(callback)
+                try:
+                    pickle.dumps(_progress_of(callback))
+                except Exception as error:  # Each type raises its own.
+                    raise ValueError(
+                        "`callbacks` must hold callbacks whose progress `pickle` can save. "
+                        f"Received: {callback!r}"
+                    ) from error
         if epoch > self.epoch and epoch % self.every == 0:
             self._keep(epoch, epoch)
 
@@ -192,11 +203,6 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
             return
         self.model.history.epoch = rest["epoch"]
         self.model.history.history = rest["history"]
-        if len(rest["callbacks"]) != len(self.callbacks):
-            raise ValueError(
-                "`callbacks` must be those of the saved state. Received: "
-                f"{len(self.callbacks)} callbacks, not {len(rest['callbacks'])}"
-            )
         for callback, progress in zip(self.callbacks, rest["callbacks"], strict=True):
             vars(callback).update(progress)
 
@@ -219,15 +225,3 @@ def _progress_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
         for name, value in vars(callback).items()
         if name.lstrip("_") not in (*arguments, "params", "model") and not callable(value)
     }
-
-
-def _require_pickle(callback: keras.callbacks.Callback) -> None:
-    """Raises for a callback whose progress cannot be saved."""
-    for name, value in _progress_of(callback).items():
-        try:
-            pickle.dumps(value)
-        except Exception as error:  # Each type raises its own.
-            raise ValueError(
-                "`callbacks` must hold callbacks whose progress `pickle` can save. "
-                f"Received: a {type(callback).__name__} with {name}={value!r}"
-            ) from error

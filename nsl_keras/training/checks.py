@@ -1,20 +1,18 @@
 """Checks of data and losses that the models of this package share.
 
-Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a generator or a
-`keras.utils.PyDataset`, the first batch. Other batches, and all batches of `tf.data`, are
-not read in advance: bad values in them make the loss non-finite, and `fit` stops there.
+Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a
+`keras.utils.PyDataset`, the first batch. Other batches, and those of generators and of
+`tf.data`, are not read in advance: bad values in them make the loss non-finite, and `fit`
+stops there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import itertools
 import math
-import types
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
@@ -49,30 +47,19 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
     #: raises their errors before the epoch ends: no callback saves a spoiled state.
     async_safe = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.epoch = 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epoch = epoch
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # Keras reports the mean of the epoch so far, in which NaN stays.
         loss = (logs or {}).get("loss")
         if loss is not None and not math.isfinite(float(loss)):
+            epoch = len(self.model.history.epoch) + 1
             raise NonFiniteLossError(
-                f"The loss became {float(loss)} by batch {batch + 1} of epoch "
-                f"{self.epoch + 1}. Check inputs and sample weights for NaN and "
-                "infinities, and the labels for numbers outside the classes, or lower the "
-                "learning rate."
+                f"The loss became {float(loss)} by batch {batch + 1} of epoch {epoch}. "
+                "Check inputs and sample weights for NaN and infinities, and the labels "
+                "for numbers outside the classes, or lower the learning rate."
             )
 
 
-#: Raises for a batch with bad data.
-Check: TypeAlias = Callable[[Any], None]
-
 FIT = inspect.signature(keras.Model.fit)
-_EVALUATE = inspect.signature(keras.Model.evaluate)
 
 
 class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
@@ -102,17 +89,13 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
         gentle = keras.callbacks.TerminateOnNaN  # The caller stops training in another way.
         if not any(isinstance(each, gentle) for each in callbacks):
-            callbacks.append(StopAtNonFiniteLoss())
-        given["callbacks"] = callbacks
+            given["callbacks"] = [*callbacks, StopAtNonFiniteLoss()]
         del given["self"]
         return super().fit(**given)
 
     @functools.wraps(keras.Model.evaluate)
-    def evaluate(self, *args: Any, **options: Any) -> Any:
-        bound = _EVALUATE.bind(self, *args, **options)
-        given = bound.arguments
-        given["x"] = self._checked(given.get("x"), given.get("y"))
-        return super().evaluate(*bound.args[1:], **bound.kwargs)
+    def evaluate(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
+        return super().evaluate(self._checked(x, y), y, *args, **options)
 
     def _checked(self, x: Any, y: Any = None) -> Any:
         """Returns `x`, checked: the first batch of a `PyDataset` when Keras draws it.
@@ -126,12 +109,7 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
         if isinstance(x, keras.utils.PyDataset):
             return _FirstChecked(x, check)
-        batches = [(x, y)]
-        if isinstance(x, types.GeneratorType):
-            batches = [*itertools.islice(x, 1)]
-            x = (batch for batch in itertools.chain(batches, x))
-        for batch in batches:
-            check(batch)
+        check((x, y))
         return x
 
     def _without_ignored(self, y: Any) -> Any:
@@ -148,12 +126,14 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 class _FirstChecked(keras.utils.PyDataset):
     """A data set whose first batch is checked when Keras draws it."""
 
-    def __init__(self, batches: keras.utils.PyDataset, check: Check) -> None:
+    def __init__(
+        self, batches: keras.utils.PyDataset, check: Callable[[Any], None]
+    ) -> None:
         super().__init__(
             batches.workers, batches.use_multiprocessing, batches.max_queue_size
         )
         self.batches = batches
-        self.check: Check | None = check
+        self.check: Any = check
         # Keras calls them between epochs.
         self.on_epoch_begin = batches.on_epoch_begin
         self.on_epoch_end = batches.on_epoch_end
@@ -170,41 +150,33 @@ class _FirstChecked(keras.utils.PyDataset):
         return batch
 
 
+#: Losses of Keras that compare numbers or margins, by the names of functions and classes
+#: without underscores. They say nothing of logits, and take them.
+_OF_NUMBERS = (
+    *("hinge", "squaredhinge", "categoricalhinge", "cosinesimilarity"),
+    *("meansquarederror", "meanabsoluteerror", "huber", "logcosh"),
+)
+
+
 def loss_of_logits(loss: Any) -> None:
     """Raises if a loss, or one of several losses, does not take logits.
 
-    A loss with the argument `from_logits` says so itself. Any other loss of Keras takes
-    logits if it pulls up the logit of the true class wherever this is negative and the
-    smallest, and pulls up no other logit by more. Hinge losses and distances between logits
-    and one-hot labels do, for example `MeanSquaredError`; losses of probabilities are flat,
-    NaN or misleading there. Losses that are not Keras's own are not asked.
+    A loss with the argument `from_logits` says so itself. Hinge losses and distances
+    between logits and one-hot labels pass, for example `MeanSquaredError`. All other losses
+    of Keras take probabilities. Losses that are not Keras's own are not asked.
     """
-    for each in keras.tree.flatten(loss):
-        if each is not None and not _takes_logits(keras.losses.get(each)):
+    known = vars(keras.losses).values()
+    for each in map(keras.losses.get, keras.tree.flatten(loss)):
+        if each is None:
+            continue
+        argument = inspect.signature(each).parameters.get("from_logits")
+        says = getattr(each, "from_logits", argument and argument.default)
+        name = getattr(each, "__name__", type(each).__name__).lower().replace("_", "")
+        if says is None and (each in known or type(each) in known):
+            says = name in _OF_NUMBERS
+        if says is False:
             raise ValueError(
                 "`loss` must take logits, as "
                 "keras.losses.SparseCategoricalCrossentropy(from_logits=True) does. "
                 f"Received: loss={loss!r}"
             )
-
-
-def _takes_logits(loss: Any) -> bool:
-    argument = inspect.signature(loss).parameters.get("from_logits")
-    says = getattr(loss, "from_logits", argument and argument.default)
-    known = vars(keras.losses).values()
-    if says is not None or (type(loss) not in known and loss not in known):
-        return says is not False
-    for logits in ([-3.0, -1.0, -2.0], [-3.0, 2.0, 1.5]):
-        larger = [_value_of(loss, logits + 0.5 * row) for row in np.eye(3)]
-        gain, *others = _value_of(loss, np.array(logits)) - np.array(larger)
-        if not (gain > 0 and max(others) <= gain + 1e-4):  # NaN compares as false.
-            return False
-    return True
-
-
-def _value_of(loss: Any, logits: np.ndarray) -> float:
-    """Returns the loss of one example of class 0; NaN if there is none."""
-    for label in (np.eye(1, 3), np.zeros(1)):  # One-hot, or an integer.
-        with contextlib.suppress(ValueError, TypeError):
-            return float(keras.ops.sum(loss(label, logits[None].astype("float32"))))
-    return math.nan

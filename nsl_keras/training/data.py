@@ -10,6 +10,8 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from nsl_keras import validation
+
 
 class BatchFunction(keras.Model):
     """Private: a function of batches as a model, whose `predict` takes any data.
@@ -37,8 +39,8 @@ class BatchFunction(keras.Model):
         if is_in_memory(x):
             if all(map(np.isscalar, leaves(x))):
                 x = np.asarray(x)  # Nested lists of numbers.
-            if not all(map(np.ndim, leaves(x))):
-                raise ValueError("`x` must have a batch axis. Received: x with a scalar")
+            has_axes = all(map(np.ndim, leaves(x)))
+            validation.require(has_axes, "x", "a batch, not a scalar", x)
             x = map_arrays(with_text, x)
         return super().predict(x, *args, **{"verbose": 0, **options})
 
@@ -94,28 +96,20 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     which at most `steps` are taken.
     """
     if is_in_memory(x):
-        if hasattr(x, "__array__") or all(map(np.isscalar, tree.flatten(x))):
-            x = array_of(x)  # An array, or nested lists of numbers.
-        else:
-            x = map_arrays(array_of, x)
+        of_numbers = all(map(np.isscalar, tree.flatten(x)))  # Nested lists, for example.
+        x = array_of(x) if of_numbers else map_arrays(array_of, x)
         return x, None if y is None else array_of(y)
     _require_dense(x)
-    if y is not None:
-        raise ValueError(
-            "`y` must be None if `x` is a data set, which yields its own targets. "
-            f"Received: x of type {type(x).__name__}, y of type {type(y).__name__}"
-        )
+    demand = "None if `x` is a data set, which yields its own targets"
+    validation.require(y is None, "y", demand, type(y))
     batches = [
         keras.utils.unpack_x_y_sample_weight(batch)[:2]
         for batch in itertools.islice(iter(x), steps)
     ]
     _require_dense(batches[:1])
-    if not batches or not all(map(np.ndim, leaves(batches[0]))):
-        found = "examples without a batch axis" if batches else "nothing"
-        raise ValueError(
-            "`x` must yield at least one batch, as `dataset.batch(32)` does. "
-            f"Received: a {type(x).__name__} of {found}"
-        )
+    sound = batches and all(map(np.ndim, leaves(batches[0])))
+    demand = "batches, as `dataset.batch(32)` yields: not empty or without a batch axis"
+    validation.require(sound, "x", demand, type(x))
     x, y = map_arrays(
         lambda *leaves: array_of(np.concatenate([*map(ops.convert_to_numpy, leaves)])),
         *batches,
@@ -126,7 +120,5 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
 def _require_dense(x: Any) -> None:
     """Raises for ragged and sparse tensors."""
     for leaf in leaves(x):
-        if ops.is_tensor(leaf) and not hasattr(leaf, "__array__"):
-            raise ValueError(
-                f"`x` must be dense. Received: x of type {type(leaf).__name__}"
-            )
+        dense = hasattr(leaf, "__array__") or not ops.is_tensor(leaf)
+        validation.require(dense, "x", "dense", type(leaf))

@@ -9,15 +9,15 @@ import re
 import tempfile
 from collections.abc import Iterator
 
+from nsl_keras import validation
+
 
 def local(path: str | os.PathLike[str]) -> pathlib.Path:
     """Returns a path of this machine, or raises for a remote one."""
     # `pathlib` makes a local folder `gs:` of `gs://bucket`, with one slash.
-    if re.match(r"\w\w+:/", os.fspath(path)):
-        raise ValueError(
-            "The folder must be on this machine: write there, and copy it. "
-            f"Received: {os.fspath(path)!r}"
-        )
+    is_local = not re.match(r"\w\w+:/", os.fspath(path))
+    demand = "on this machine: write there, and copy it"
+    validation.require(is_local, "folder", demand, os.fspath(path))
     return pathlib.Path(path).expanduser()
 
 

@@ -147,21 +147,18 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
         )
         examples: Any = ops.shape(inputs)[0]
         if mask is not None:
-            unmasked = ops.cast(mask, "float32")
-            axes = tuple(range(1, len(unmasked.shape)))
-            examples = ops.sum(ops.mean(unmasked, axis=axes) if axes else unmasked)
+            steps = ops.cast(mask, "float32")
+            examples = ops.sum(ops.mean(steps, axis=tuple(range(1, len(steps.shape)))))
         move_statistics(self, mean, variance, examples)
         return outputs
 
     def _measure(self, inputs: Tensor, mask: Any) -> None:
         """Assigns the statistics of a batch to the moving statistics."""
-        if mask is not None or not self.batches_left:
-            raise ValueError(
-                "Batch norms that normalize by episode must be called once in a model, and "
-                f"must not have masked inputs. Received: layer {self.name!r} with "
-                + (f"mask={mask!r}" if self.batches_left else "several calls")
-            )
-        self.batches_left -= 1
+        demand = "called once in a model, without a mask, to normalize by episode"
+        received = "several calls" if mask is None else mask
+        fits = self.batches_left and mask is None
+        validation.require(fits, self.name, demand, received)
+        self.batches_left = 0
         inputs = at_least_float32(inputs)
         # Written out: `tf.nn.moments` counts the mean as a constant in the variance, which
         # is right for gradients, and wrong for gradients of gradients.

@@ -5,10 +5,8 @@ with `plt.close(figure)`. A notebook shows every open figure, so assign the resu
 variable: as the last value of a cell, the figure would appear twice.
 """
 
-from nsl_keras.visualize.adaptation import plot_adaptation
-from nsl_keras.visualize.dynamic import plot_dynamic_similarity
-from nsl_keras.visualize.neighbors import plot_neighbors
-from nsl_keras.visualize.similarities import plot_similarities
+from nsl_keras.visualize.neighbors import plot_adaptation, plot_neighbors
+from nsl_keras.visualize.similarities import plot_dynamic_similarity, plot_similarities
 
 __all__ = [
     "plot_adaptation",

@@ -1,28 +1,32 @@
-"""A picture of all static similarities and kernel shapes in a model."""
+"""Pictures of similarities: all static ones in a model, and a dynamic one for an image."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import textwrap
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
-from keras import ops
+from keras import ops, tree
 
 from nsl_keras import validation
 from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.visualize import figures
 
-#: The maximum of panels in a row.
-_MOST_COLUMNS = 6
+#: The maximum of panels in a row, and of entries in a matrix with numbers.
+_MOST_COLUMNS, _MOST_NUMBERED = 6, 25
 
 #: The smallest difference to the identity with the darkest colors.
-LEAST_SCALE = 1e-2
+_LEAST_SCALE = 1e-2
+
+#: A title, the numbers of a matrix or mask, and what they are without a similarity.
+Panel: TypeAlias = tuple[str, np.ndarray, np.ndarray]
 
 
-def plot_similarities(model: keras.Model) -> figures.Figure:
+def plot_similarities(model: keras.Model) -> Any:
     """Draws every static similarity `M` and learned kernel shape in a model, each a panel.
 
     A diagonal similarity is drawn as a mask on the kernel's taps (positions), any other
@@ -48,54 +52,150 @@ def plot_similarities(model: keras.Model) -> figures.Figure:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 3.1 and 3.5.
     """
     panels = [
-        (f"{_title_of(part, model)}\n{caption}", numbers, changes)
+        (f"{_path_of(part, model)}\n{caption}", numbers, identity)
         for part in similarities_of(model)
-        for caption, numbers, changes in _panels_of(part)
+        for caption, numbers, identity in _panels_of(part)
     ]
     demand = "a model with static neural similarities, or with learned kernel shapes"
     validation.require(panels, "model", demand, model.name)
-    columns = min(len(panels), _MOST_COLUMNS)
-    rows = math.ceil(len(panels) / columns)
-    lines = max(title.count("\n") for title, _, _ in panels)
-    figure = figures.new_figure(1.9 * columns + 1.0, (2.1 + 0.15 * lines) * rows)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    scale = max(LEAST_SCALE, *(float(np.abs(changes).max()) for *_, changes in panels))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_axis_off()
-    for axis, (title, numbers, changes) in zip(axes.flat, panels, strict=False):
-        drawn = figures.draw_matrix(axis, changes, scale, numbers)
-        axis.set_anchor("N")  # Room for the title is measured from where the panel ends.
-        axis.set_title(title, fontsize=7)
-    figures.add_color_bar(figure, drawn, axes, "difference to the identity")
+    return _draw_panels(panels, min(len(panels), _MOST_COLUMNS))[0]
+
+
+def plot_dynamic_similarity(
+    model: keras.Model, image: Any, layer: str | None = None
+) -> Any:
+    """Draws the similarity that a dynamic layer predicts for one image.
+
+    The first row shows the image, the largest difference between `M` and the identity at
+    each output position, and the `M` at the position where it is largest, marked by a
+    cross; a diagonal `M` is drawn as a mask on the kernel's taps. Below,
+    one map per tap (position of the kernel) shows how far its diagonal entry `M[t, t]` is
+    above (blue) or below (red) 1.
+
+    Args:
+        model: A built functional or Sequential model with dynamic two-dimensional
+            convolutions, or a model whose `backbone` is such a model. To draw a layer of a
+            nested model, pass the nested model.
+        image: One input as the model takes it, without batch axis, or a list or dict of
+            inputs. The first input that is an image is drawn.
+        layer: Name of the layer; `None` takes the first dynamic layer.
+
+    Raises:
+        ValueError: If the model has no such layer; the message names the dynamic layers.
+
+    Example:
+
+    >>> import functools
+    >>> import numpy as np
+    >>> import nsl_keras
+    >>> dynamic = functools.partial(
+    ...     nsl_keras.layers.NeuralSimilarityConv2D, predictor="sphere")
+    >>> model = nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution=dynamic)
+    >>> image = np.random.default_rng(0).random((8, 8, 1))
+    >>> figure = nsl_keras.visualize.plot_dynamic_similarity(model, image)
+
+    Reference:
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3, Eq. (3).
+    """
+    batch = figures.batch_of_one(image)
+    picture = figures.require_images(model, batch, "image")[0]
+    network = getattr(model, "backbone", None) or model
+    chosen = _dynamic_layer(network, layer)
+    inputs = keras.Model(network.inputs, chosen.input)(tree.flatten(batch), training=False)
+    predicted = chosen.predicted_matrices(inputs)
+    matrices = ops.convert_to_numpy(predicted)[0].astype("float32")
+    identity = np.eye(matrices.shape[-1])
+    of_taps = (matrices - identity).diagonal(axis1=-2, axis2=-1)
+    distances = np.abs(matrices - identity).max(axis=(-2, -1))
+    place = np.unravel_index(distances.argmax(), distances.shape)
+    title, numbers, identity = _panel_of(matrices[place], chosen)
+    # Room for the image, then the first row; the taps below in rows as in the kernel.
+    panels: list[Panel | None] = [
+        None,
+        ("largest change", distances, np.zeros_like(distances)),
+    ]
+    panels += [(f"at the cross: {title}", numbers, identity)]
+    columns = max(chosen.kernel_size[1], len(panels))
+    panels += [None] * (columns - len(panels))
+    panels += [
+        (f"M[{tap}, {tap}]", 1 + of_tap, np.ones_like(of_tap))
+        for tap, of_tap in enumerate(np.moveaxis(of_taps, -1, 0))
+    ]
+    figure, (seen, distance, *_) = _draw_panels(panels, columns)
+
+    figure.suptitle(f"{chosen.name} for one image", fontsize=10)
+    figures.draw_image(seen, picture, figures.display_range(picture))
+    center = np.asarray(place) + 0.5
+    pixels = np.divide(picture.shape[:2], distances.shape)
+    for axis, (row, column) in ((distance, center), (seen, center * pixels)):
+        axis.plot(column - 0.5, row - 0.5, "x", color=figures.ORANGE, ms=8, mew=2)
     return figure
 
 
-def _title_of(part: Any, model: keras.Model) -> str:
-    """Returns the path of a similarity in a model, broken into short lines."""
+def _path_of(part: Any, model: keras.Model) -> str:
+    """Returns the path of a similarity in a model, a layer on each line."""
     path = part.path.removeprefix(f"{model.name}/").removesuffix("/bilinear_form")
-    names = path.split("/")
-    lines = [textwrap.fill(name.replace("_", " "), 24) for name in names]
-    return "\n".join(lines).replace(" ", "_")
+    return str(path.replace("/", "\n"))
 
 
-def _panels_of(part: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Returns captions, numbers, and their differences to the identity."""
+def _dynamic_layer(network: Any, name: str | None) -> Any:
+    """Returns the layer with a name, or the first that can be drawn."""
+    found = {
+        each.name: each
+        for each in network.layers
+        if getattr(each, "predictor", None) is not None and getattr(each, "rank", 0) == 2
+    }
+    demand = "a model with a dynamic two-dimensional convolution"
+    validation.require(found, "model", demand, network.name)
+    validation.one_of(name, (None, *found), "layer")
+    return next(iter(found.values())) if name is None else found[name]
+
+
+def _panels_of(part: Any) -> list[Panel]:
+    """Returns captions, numbers, and what the numbers of the identity are."""
     panels = []
     if part.predictor is None:
         matrices = ops.convert_to_numpy(part.similarity_matrix).astype("float32")
-        for matrix in matrices.reshape(-1, *matrices.shape[-2:]):
-            if isinstance(part.similarity, Diagonal):
-                mask = _on_taps(matrix.diagonal(), part)
-                panels.append(("mask of the taps", mask, mask - 1))
-            else:
-                changes = matrix - np.eye(len(matrix))
-                panels.append(("M[t, u]: t down, u right", matrix, changes))
+        square = matrices.reshape(-1, *matrices.shape[-2:])
+        panels = [_panel_of(matrix, part) for matrix in square]
     if part.similarity.learn_shape:
         shape = _on_taps(ops.convert_to_numpy(part.learned_shape), part)
-        panels.append(("taps that are kept", shape, shape - 1))
+        panels.append(("taps that are kept", shape, np.ones_like(shape)))
     return panels
+
+
+def _panel_of(matrix: np.ndarray, part: Any) -> Panel:
+    """Returns what is drawn of a matrix: of a diagonal one a mask on the taps."""
+    if not isinstance(part.similarity, Diagonal):
+        return "M[t, u]: t down, u right", matrix, np.eye(len(matrix))
+    mask = _on_taps(matrix.diagonal(), part)
+    return "mask of the taps", mask, np.ones_like(mask)
 
 
 def _on_taps(values: np.ndarray, part: Any) -> np.ndarray:
     """Returns one number per tap, in rows as in the kernel."""
     return values.reshape(-1, getattr(part, "kernel_size", values.shape)[-1])
+
+
+def _draw_panels(panels: Sequence[Panel | None], columns: int) -> tuple[Any, Any]:
+    """Draws how far matrices and masks are from the identity, with their numbers if few.
+
+    Returns the figure and its axes, which are empty where a panel is `None`.
+    """
+    rows = math.ceil(len(panels) / columns)
+    drawn = [panel for panel in panels if panel]
+    lines = max(title.count("\n") for title, _, _ in drawn)
+    figure = figures.new_figure(1.9 * columns + 1.0, (2.1 + 0.15 * lines) * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    scale = max(_LEAST_SCALE, *(np.abs(each - one).max() for _, each, one in drawn))
+    for axis, panel in itertools.zip_longest(axes.flat, panels):
+        if panel is None:
+            axis.set_axis_off()
+            continue
+        title, numbers, identity = panel
+        few = numbers if numbers.size <= _MOST_NUMBERED else None
+        aspect = "auto" if len(numbers) == 1 else "equal"
+        colors = figures.draw_matrix(axis, numbers - identity, scale, few, aspect)
+        axis.set_title(title, fontsize=7)
+    figures.add_color_bar(figure, colors, axes, "difference to the identity")
+    return figure, axes.flat

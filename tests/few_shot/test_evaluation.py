@@ -95,14 +95,13 @@ def test_differences_are_paired():
     assert str(difference) == "+11.00 ± 1.96 % (4 paired episodes)"
 
 
-def test_only_the_same_episodes_are_compared():
+def test_only_the_same_episodes_of_equal_samplers_are_compared(sampler):
     accuracies = np.array([0.6, 0.4])
     for other in (Evaluation(accuracies, start=2), Evaluation(accuracies[:1])):
-        with pytest.raises(ValueError, match="must be evaluations of the same episodes"):
+        with pytest.raises(
+            ValueError, match="`second` must be an evaluation of the same episodes"
+        ):
             compare(Evaluation(accuracies), other)
-
-
-def test_only_equal_samplers_are_compared(sampler):
     first = evaluate(knowing(0), sampler, episodes=4)
     images, labels = sampler.images, sampler.labels
 

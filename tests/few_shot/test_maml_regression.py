@@ -84,6 +84,28 @@ def test_steps_in_training_at_test_and_of_adapt_equal_those_written_out(tmp_path
         assert not hasattr(each.layers[-1], "class_names")
 
 
+def test_first_order_gradients_are_those_at_the_weights_after_the_steps():
+    (x, y, queries), targets = episodes(1, count=1)
+    found = {}
+    for first_order in (True, False):
+        options = {"inner_loss": "mse", "inner_learning_rate": RATE, "inner_steps": 2}
+        model = MAML(linear(), first_order=first_order, **options)
+        model((x, y, queries))
+        model.model.set_weights([np.ones((3, 1)), np.ones(1)])
+
+        def squared_error(model=model):
+            outputs = model((x, y, queries), training=True)
+            return keras.ops.mean(keras.ops.square(outputs - targets))
+
+        loss, values = at_values(squared_error, model.trainable_variables)
+        gradients, _ = gradients_of(lambda at, loss=loss: (loss(at), None), values)
+        found[first_order] = as_numpy(gradients[0])
+    kernel, bias = after_steps(model.model, x[0], y[0], 2)
+    expected = 2 * queries[0].T @ (queries[0] @ kernel + bias - targets[0]) / 6
+    np.testing.assert_allclose(found[True], expected, rtol=1e-4)
+    assert np.abs(found[False] - expected).max() > 0.1 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(
     ("outputs", "loss"),
     [((1,), "huber"), ((2, 3), "huber"), ((), "huber"), ((2,), "binary_crossentropy")],
@@ -136,8 +158,8 @@ def test_bad_targets():
         ((x, y, queries), with_nan(targets), "`y` must be finite"),
         ((x, y[..., 0], queries), targets, r"support examples, 1\).*\(4, 5\)"),
         ((x, y[..., [0, 0]], queries), targets, r"support examples, 1\).*\(4, 5, 2\)"),
-        ((x, y, queries), targets[..., [0, 0]], r"`y` must have the shape of the outputs"),
-        ((x, y, queries), targets[:, :1], r"`y` must have the shape of the outputs"),
+        ((x, y, queries), targets[..., [0, 0]], "`y` must be of the shape of the outputs"),
+        ((x, y, queries), targets[:, :1], "`y` must be of the shape of the outputs"),
     ):
         with pytest.raises(ValueError, match=message):
             model.fit(inputs, given, verbose=0)

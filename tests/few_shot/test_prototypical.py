@@ -39,16 +39,6 @@ def test_the_backbone_stays_in_inference_mode():
     assert_all_equal(backbone.get_weights(), weights)
 
 
-def test_bytes_are_taken_as_they_are():
-    (_, labels, _), _ = data.episodes()
-    images = np.random.default_rng(0).integers(256, size=(2, 10, 6, 6, 1), dtype="uint8")
-    support, queries = images[:, :6], images[:, 6:]
-    model = few_shot.NearestCentroid(data.convolutional(), data.WAYS)
-    found = model.predict((support, labels, queries), verbose=0)
-    episode = (support.astype("float32"), labels, queries.astype("float32"))
-    np.testing.assert_allclose(found, model(episode), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_comparison_with_the_means_of_unequal_shots(metric):
     """By cosines, or by minus the squared distances."""

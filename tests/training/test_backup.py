@@ -153,8 +153,13 @@ def test_processes_that_share_a_folder(tmp_path):
 def test_a_state_of_another_training(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(dense_model(), tmp_path, killed_at=1)
-    with pytest.raises(ValueError, match=r"`callbacks` must be those .* 1 callbacks, not"):
+    with pytest.raises(ValueError, match=r"`len\(callbacks\)` must be 0.*\)=1"):
         fit(dense_model(), tmp_path, others=[Counting()])
+    more = keras.Sequential([dense_model(), keras.layers.Dropout(0.1)])
+    more.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"`len\(seeds\)` must be 1.*\)=2"):
+        fit(more, tmp_path)
+    assert names(tmp_path) == ["epoch_1"]
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
     model.compile("adam", "sparse_categorical_crossentropy")
     with pytest.raises(ValueError):  # Keras's.
@@ -170,9 +175,7 @@ def test_bad_arguments(tmp_path):
         TrainingBackup("gs://bucket/states")
     # Not after the first epoch, whose work would be lost.
     log, model = keras.callbacks.CSVLogger(tmp_path / "log.csv"), dense_model()
-    with pytest.raises(
-        ValueError, match=r"`callbacks` must hold .*a CSVLogger with csv_fi"
-    ):
+    with pytest.raises(ValueError, match=r"`callbacks` must hold .*CSVLogger"):
         fit(model, tmp_path / "states", others=[log])
     assert model.optimizer.iterations == 0 and not (tmp_path / "states").exists()
     log.csv_file.close()

@@ -15,6 +15,7 @@ from nsl_keras.visualize import figures
 RNG = np.random.default_rng(9)
 IMAGES = RNG.random((20, 4, 4, 1)).astype("float32")
 X = RNG.normal(size=(20, 6)).astype("float32")
+REGRESSION = keras.layers.Dense(3), "regression"
 
 
 def test_error_without_matplotlib(monkeypatch):
@@ -24,30 +25,24 @@ def test_error_without_matplotlib(monkeypatch):
         figures.new_figure(2, 1)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
-def test_images_of_any_number_of_channels(channels):
-    image = np.random.default_rng(0).random((5, 6, channels))
-    axis = figures.new_figure(2, 1).subplots()
-    figures.draw_image(axis, image, (0, 1))
-    expected = image if channels in (3, 4) else image.mean(axis=-1)
-    np.testing.assert_allclose(drawn(axis), expected, atol=1e-6)
+def test_images_of_any_number_of_channels():
+    for channels in (1, 3, 4, 7):
+        image = RNG.random((5, 6, channels))
+        axis = figures.new_figure(2, 1).subplots()
+        figures.draw_image(axis, image, (0, 1))
+        expected = image if channels in (3, 4) else image.mean(axis=-1)
+        np.testing.assert_allclose(drawn(axis), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("stacks", "values"),
-    [
+def test_values_that_are_black_and_white():
+    for stacks, values in (
         ([[0.2, 0.9]], (0, 1)),
         ([[0, 16.0]], (0, 16)),
-        ([[0, 240]], (0, 255)),
         ([np.full(2, 16, "uint8")], (0, 255)),  # Dark bytes.
-        ([[-1.0, 1.0]], (-1, 1)),
-        ([[-2.0, -2.0]], (-2, -1)),
+        ([[-2.0, -2.0]], (-2, 1)),
         ([[0.5, 2.0], [-3.0, 1.0]], (-3, 2)),
-    ],
-    ids=str,
-)
-def test_values_that_are_black_and_white(stacks, values):
-    assert figures.display_range(*map(np.array, stacks)) == pytest.approx(values)
+    ):
+        assert figures.display_range(*map(np.array, stacks)) == pytest.approx(values)
 
 
 def test_images_among_several_inputs():
@@ -104,20 +99,22 @@ def dynamic_model():
 
 test_errors = refusing(
     (lambda: figures.require_images(plain_model(), X, "x"), r"`x` must be images.*20, 6"),
-    (lambda: figures.names_of(3, "ab"), "`class_names` must be 3 names.*='ab'"),
+    (picture("adaptation", X[0], class_names="ab"), "`class_names` must be 3 n.*='ab'"),
     (picture("adaptation", X[0], k=13), "`k` must be at most the number of.*k=13"),
+    (
+        picture("adaptation", X[0], model=lambda: small_model(*REGRESSION)),
+        "`model` must be a `MetaNeighborhoodModel` of classes",
+    ),
     (picture("adaptation", X[:2]), r"must have shapes \[\(None, 6\)\], with a batch axis"),
     (picture("adaptation", X[0], model=plain_model), "`model` must be a `MetaNeighborh"),
     (picture("similarities", model=plain_model), "`model` must be .*static .*='sequential"),
     (picture("neighbors", IMAGES, IMAGES, model=plain_model), "`model` must be a `MetaN"),
     (picture("neighbors", IMAGES, IMAGES[:2], k=3), "`k` must be at least 1, and at most"),
-    (
-        picture("neighbors", IMAGES, IMAGES, np.zeros(5)),
-        r"one label per example.*: 5 labels for 20",
-    ),
+    (picture("neighbors", IMAGES, IMAGES, np.zeros(5)), "`labels` must.*: 5 labels for 20"),
+    (picture("neighbors", IMAGES, IMAGES, y=np.zeros(5)), "`y` must .*: 5 labels for 20"),
     (
         picture("neighbors", IMAGES, IMAGES, np.array(["ant"] * 20)),
-        "`labels` must hold numbers",
+        "`labels` must be numbers",
     ),
     (
         picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
