@@ -24,13 +24,12 @@ class ConvolutionSimilarity(NeuralSimilarity):
 
     own = ("kernel_trainable", "block_size")
 
-    def set_similarity(
-        self, similarity: Any, predictor: Any, block_size: int | None = None, **own: Any
-    ) -> None:
+    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+        block_size = own.get("block_size")
         fits = block_size is None or (predictor is None and {*self.kernel_size} == {1})
         demand = "None, unless the kernel size is 1 and `predictor` is None"
         validation.require(fits, "block_size", demand, block_size)
-        super().set_similarity(similarity, predictor, block_size=block_size, **own)
+        super().set_similarity(similarity, predictor, **own)
 
     @property
     def feature_axes(self) -> tuple[int, ...] | None:

@@ -126,7 +126,11 @@ class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
 
     plain = keras.layers.Dense
     dynamic_form = VectorForm
-    feature_axes = (0,)
+
+    @property
+    def feature_axes(self) -> tuple[int, ...]:
+        """The axis of the features."""
+        return (0,)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return super().call(inputs)

@@ -70,7 +70,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         raise NotImplementedError
 
     def turn_back(self) -> None:
-        vars(self).pop("is_inside", None)
+        self.__dict__.pop("is_inside", None)
         super().turn_back()
 
     def save_assets(self, _: str) -> None:
@@ -99,8 +99,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
-    #: The axes of the kernel whose features `M` multiplies; `None` if it multiplies taps.
-    feature_axes: tuple[int, ...] | None = None
     own: tuple[str, ...] = ("kernel_trainable",)
     own_attributes = ("bilinear_form", "_kernel_trainable")
     # Read-only: the form holds them.
@@ -108,10 +106,14 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     predictor = property(attrgetter("bilinear_form.predictor"))
     block_size = property(attrgetter("bilinear_form.block_size"))
 
-    def set_similarity(
-        self, similarity: Any, predictor: Any, kernel_trainable: bool = True, **own: Any
-    ) -> None:
-        self._kernel_trainable = validation.boolean(kernel_trainable, "kernel_trainable")
+    @property
+    def feature_axes(self) -> tuple[int, ...] | None:
+        """The axes of the kernel whose features `M` multiplies; `None` if it has taps."""
+        return None
+
+    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+        trainable = own.pop("kernel_trainable", True)
+        self._kernel_trainable = validation.boolean(trainable, "kernel_trainable")
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         fits, groups = predictor is None, getattr(self, "groups", 1)
         validation.require(fits or groups == 1, "groups", "1 with a predictor", groups)
