@@ -260,7 +260,7 @@ NEIGHBORHOODS = [
         (7,),
         2,
     ),
-    head("dual", 5, "dual", inner_steps=2, learning_rate_form="diagonal", chunk_size=5),
+    head("dual", 5, "dual", inner_steps=2, learning_rate_form="diagonal"),
     head("tape", 7, "tape", {**EUCLIDEAN, "dropout_scope": "batch"}),
     head("regression", 5, "dual", EUCLIDEAN, task="regression"),
 ]

@@ -33,7 +33,7 @@ def gradients_of(function: Function, at: Tensors) -> tuple[list[Any], Any]:
             "On TensorFlow, `keras.remat`, `keras.RematScope` and `tf.recompute_grad` stop "
             "all tapes: apply them to the backbone alone, not to a head or a model that "
             "is finetuned, or use the JAX backend. Forward-mode derivatives of several "
-            "inner steps need a `chunk_size` of at least the number of entries."
+            "inner steps need a dictionary of at most 512 entries."
         )
     pairs = zip(at, gradients, strict=True)
     return [tf.zeros_like(x) if dx is None else dx for x, dx in pairs], auxiliary

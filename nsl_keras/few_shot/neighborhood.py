@@ -107,7 +107,8 @@ class NeighborhoodLearner(MetricLearner):
             stage = DenseStage(lambda: weights, is_cosine=True)
             # One chunk: support sets are small, and chunking would lose the static size on
             # TensorFlow.
-            inner_loop = DualForm([stage], self.rate, self.inner_steps, chunk_size=None)
+            options: dict[str, Any] = {"stages": [stage], "chunk_size": None}
+            inner_loop = DualForm(self.rate, self.inner_steps, **options)
             entries = Entries(keys, values)
             return inner_loop.outputs(entries, attention, queries)  # MN Eq. (3)
 

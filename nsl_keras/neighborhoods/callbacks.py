@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
 
 from nsl_keras import validation
-from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 
 
@@ -16,22 +14,21 @@ class DictionaryInitializer(keras.callbacks.Callback):
     """Sets a dictionary's entries to training examples, before an epoch of `fit`.
 
     The callback calls `MetaNeighborhoodModel.initialize_from`, and training continues from
-    these entries. If `fit` ends before that epoch, the entries stay as they are and a
-    warning says so. An optimizer that averages weights (`use_ema=True`) mixes the earlier
+    these entries. An optimizer that averages weights (`use_ema=True`) mixes the earlier
     entries into its average, so train a few hundred more steps afterwards.
 
     Args:
         x: Inputs, as for `fit`, with at least as many examples as entries. A data set is
             read once, so it must be finite.
         y: Array of labels or targets; `None` if a data set yields them.
-        epochs: int, the number of epochs to train first; 0 for the start of training. If
-            training is resumed later, or `fit` is called again with the same callback, the
-            entries stay.
+        epochs: int, the number of epochs to train first, less than those of `fit`; 0 for
+            the start of training. If training is resumed later, or `fit` is called again
+            with the same callback, the entries stay.
         seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:
-        ValueError: For a negative `epochs` or `seed`; in `fit`, if the model is not a
-            `MetaNeighborhoodModel`, and as `MetaNeighborhoodModel.initialize_from`.
+        ValueError: For a negative `epochs` or `seed`; in `fit`, if `epochs` is not reached,
+            and as `MetaNeighborhoodModel.initialize_from`.
 
     Example:
 
@@ -55,26 +52,14 @@ class DictionaryInitializer(keras.callbacks.Callback):
         self.x, self.y = data.gather(x, y)
         self.epochs = validation.non_negative_integer(epochs, "epochs")
         self.seed = validation.optional(validation.non_negative_integer, seed, "seed")
-        self._initialized: MetaNeighborhoodModel | None = None
-        self._epoch = 0
+        self._initialized: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not isinstance(self.model, MetaNeighborhoodModel):
-            raise ValueError(
-                "`DictionaryInitializer` must be a callback of a MetaNeighborhoodModel. "
-                f"Received: a {type(self.model).__name__}"
-            )
+        demand = f"less than the {self.params['epochs']} epochs of `fit`"
+        fits = self._initialized is self.model or self.epochs < self.params["epochs"]
+        validation.require(fits, "epochs", demand, self.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch
         if epoch == self.epochs and self._initialized is not self.model:
             self.model.initialize_from(self.x, self.y, seed=self.seed, verbose=0)
             self._initialized = self.model
-
-    def on_train_end(self, logs: Any = None) -> None:
-        if self._epoch < self.epochs:
-            warnings.warn(
-                "`DictionaryInitializer` did not set the entries, because training ended "
-                f"before epoch {self.epochs}, counted from 0.",
-                stacklevel=2,
-            )

@@ -4,12 +4,12 @@ The gradients of the inner loss at the dictionary's entries do not depend on the
 cost far more than the rest of a prediction. `predict`, `evaluate`, `neighbors` and exports
 compute them once, and keep them in `Constants`, variables that no file of weights contains.
 
-They are never out of date, because only two places use them:
+They are never out of date, because only three places use them:
 
 * the functions that Keras runs on the batches of `predict` and `evaluate`. Each call of
   these methods computes the constants anew, just before its first batch: callbacks that
   change weights at the beginning, as `keras.callbacks.SwapEMAWeights` does, have run;
-* an export, right after it has computed them.
+* `neighbors` and an export, right after they have computed them.
 
 Everywhere else, for instance in `model(x)` or in a training loop of your own, each call
 computes everything, and so is differentiable. So does a `test_step` or `predict_step` of
@@ -19,6 +19,7 @@ your own, which may change weights.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,29 +30,40 @@ from nsl_keras.backend import updated
 
 
 class Constants:
-    """Variables for tensors that are computed once. Keras does not track them itself."""
+    """Variables for the structure of tensors that a function computes.
 
-    def __init__(self) -> None:
+    Keras does not track them itself.
+    """
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute = compute
         self.variables: list[keras.Variable] = []
         self.in_use = False
 
-    def build(self, symbols: Any) -> None:
-        """Creates a variable for each symbolic tensor of a structure."""
-        self._structure = symbols
+    def build(self) -> None:
+        """Creates a variable for each tensor."""
+        tensors = self.compute()
+        self._structure = tree.map_structure(lambda _: 0, tensors)
+        options = {"trainable": False, "name": "constant"}
         self.variables = [
-            keras.Variable(
-                "zeros", each.shape, each.dtype, trainable=False, name="constant"
-            )
-            for each in tree.flatten(symbols)
+            keras.Variable("zeros", each.shape, each.dtype, **options)
+            for each in tree.flatten(tensors)
         ]
 
-    def assign(self, tensors: Any) -> None:
-        for variable, tensor in zip(self.variables, tree.flatten(tensors), strict=True):
+    def update(self) -> None:
+        """Computes the tensors and assigns them to the variables."""
+        tensors = tree.flatten(self.compute())
+        for variable, tensor in zip(self.variables, tensors, strict=True):
             variable.assign(tensor)
 
     def read(self) -> Any:
         values = [ops.convert_to_tensor(variable) for variable in self.variables]
         return tree.pack_sequence_as(self._structure, values)
+
+    def computed(self) -> contextlib.AbstractContextManager[None]:
+        """Computes the tensors, which the head then reads in the context."""
+        self.update()
+        return self.used()
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -63,46 +75,20 @@ class Constants:
             self.in_use = False
 
 
-class ComputesOnce(keras.Model):
-    """Private mixin of models whose `predict` and `evaluate` use constants."""
+@dataclasses.dataclass
+class Once:
+    """A model's function of batches; computes the constants before the first batch."""
 
-    #: The `MetaNeighborhoodHead` that has the constants.
-    neighborhood: Any
-    test_function: Any
-    predict_function: Any
-
-    def make_test_function(self, force: bool = False) -> Any:
-        super().make_test_function(force)
-        self.test_function = self._computing_once(self.test_function, "test_step")
-        return self.test_function
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        super().make_predict_function(force)
-        self.predict_function = self._computing_once(self.predict_function, "predict_step")
-        return self.predict_function
-
-    def _computing_once(self, function: Any, step: str) -> Any:
-        if isinstance(function, _Once):
-            function.is_due = True
-        elif getattr(type(self), step) is getattr(keras.Model, step):
-            return _Once(self, function)
-        return function
-
-
-class _Once:
-    """A function of batches that computes the constants before the first batch."""
-
-    def __init__(self, model: ComputesOnce, function: Callable[..., Any]) -> None:
-        self.model = model
-        self.function = function
-        self.is_due = True
+    model: Any
+    function: Callable[..., Any]
+    is_due: bool = True
 
     def __call__(self, *arguments: Any) -> Any:
         head = self.model.neighborhood
         if not head.built:  # The function is about to build the model.
             return self.function(*arguments)
         if self.is_due:
-            arguments = updated(self.model, head.update_constants, arguments)
+            arguments = updated(self.model, head.constants.update, arguments)
             self.is_due = False
         with head.constants.used():
             return self.function(*arguments)

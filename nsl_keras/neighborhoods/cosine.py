@@ -24,8 +24,6 @@ class CosineDense(keras.layers.Layer):
         units: int, the number of outputs (classes).
         scale: float above 0, the initial value of the learned scale.
         kernel_initializer: Initializer of the kernel, of shape `(features, units)`.
-        kernel_regularizer: Regularizer of the kernel.
-        kernel_constraint: Constraint on the kernel.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -57,32 +55,25 @@ class CosineDense(keras.layers.Layer):
         units: int,
         scale: float = 10.0,
         kernel_initializer: Any = "glorot_uniform",
-        kernel_regularizer: Any = None,
-        kernel_constraint: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.units = validation.positive_integer(units, "units")
         self.scale = validation.positive_number(scale, "scale")
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
-        self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.input_spec = keras.layers.InputSpec(min_ndim=2)
         self.supports_masking = True
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: features})
+        shape = (features, self.units)
+        options = {"autocast": False}
         self.kernel = self.add_weight(
-            name="kernel",
-            shape=(features, self.units),
-            initializer=self.kernel_initializer,
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-            autocast=False,
+            shape, self.kernel_initializer, name="kernel", **options
         )
         start = keras.initializers.Constant(self.scale)
-        self.learned_scale = self.add_weight((), start, name="scale", autocast=False)
+        self.learned_scale = self.add_weight((), start, name="scale", **options)
         # Trained on the outer loss, but not adapted by the inner loop.
         self.learned_scale.adapts = False
 
@@ -98,25 +89,18 @@ class CosineDense(keras.layers.Layer):
     def fold(self) -> keras.Sequential:
         """Returns plain Keras layers that compute the same: unit lengths, then `Dense`.
 
-        The new layers share no weights with this one, and have no kernel regularizer or
-        constraint. Only outputs for inputs shorter than 1e-6 differ.
+        The new layers share no weights with this one. Only outputs for inputs shorter than
+        1e-6 differ.
 
         Raises:
             ValueError: If the layer is not built yet.
         """
         validation.built(self, "fold")
         dtype = self.variable_dtype
-        dense = keras.layers.Dense(
-            self.units,
-            use_bias=False,
-            activity_regularizer=self.activity_regularizer,
-            dtype=dtype,
-            name="dense",
-        )
-        folded = keras.Sequential(
-            [keras.layers.UnitNormalization(dtype=dtype, name="unit_norm"), dense],
-            name=self.name,
-        )
+        options = {"activity_regularizer": self.activity_regularizer, "name": "dense"}
+        dense = keras.layers.Dense(self.units, use_bias=False, dtype=dtype, **options)
+        unit_norm = keras.layers.UnitNormalization(dtype=dtype, name="unit_norm")
+        folded = keras.Sequential([unit_norm, dense], name=self.name)
         if self.compute_dtype != self.variable_dtype:
             folded.add(keras.layers.Activation("linear", dtype=self.dtype_policy))
         *between, features = self.get_build_config()["input_shape"]
@@ -129,12 +113,6 @@ class CosineDense(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
-        return {
-            **super().get_config(),
-            "units": self.units,
-            "scale": self.scale,
-            "kernel_initializer": serialize(self.kernel_initializer),
-            "kernel_regularizer": serialize(self.kernel_regularizer),
-            "kernel_constraint": serialize(self.kernel_constraint),
-        }
+        initializer = keras.saving.serialize_keras_object(self.kernel_initializer)
+        own = {"units": self.units, "scale": self.scale, "kernel_initializer": initializer}
+        return {**super().get_config(), **own}

@@ -114,10 +114,10 @@ class NeighborDictionary(keras.layers.Layer):
         self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
         self.value_scale = validation.positive_number(value_scale, "value_scale")
         self.task = validation.optional(validation.one_of, task, LOSSES, "task")
-        self.fixed_values = fixed_values
         if not isinstance(fixed_values, bool):
-            self.fixed_values = self._checked(fixed_values, "fixed_values").tolist()
-            self.num_values = len(self.fixed_values[0])
+            fixed_values = self._checked(fixed_values, "fixed_values").tolist()
+            self.num_values = len(fixed_values[0])
+        self.fixed_values = fixed_values
         self.dropout = validation.fraction(dropout, "dropout")
         share = math.floor(round(num_neighbors * dropout, 6))  # 100 * 0.29 is below 29.
         #: The number of entries left out.
@@ -125,12 +125,6 @@ class NeighborDictionary(keras.layers.Layer):
         scopes = ("example", "batch")
         self.dropout_scope = validation.one_of(dropout_scope, scopes, "dropout_scope")
         self.key_initializer = keras.initializers.get(key_initializer)
-        #: Numbers below that of the entries that share no factor with it. Their products
-        #: with an index must fit an int32.
-        largest = min(num_neighbors, (2**31 - 1) // num_neighbors)
-        self._coprimes = tuple(
-            n for n in range(1, max(largest, 2)) if math.gcd(n, num_neighbors) == 1
-        )
         # Created here so that it uses the global seed at construction.
         self._value_initializer = keras.initializers.TruncatedNormal(stddev=0.01)
         self.seed = seed
@@ -139,35 +133,26 @@ class NeighborDictionary(keras.layers.Layer):
 
     def set_outputs(self, num_values: Any, task: str) -> None:
         """Takes `num_values` and `task` from the head; raises unless they fit."""
-        for name, own, given in (
-            ("num_values", self.num_values, num_values),
-            ("task", self.task, task),
-        ):
-            if own not in (None, given):
-                raise ValueError(
-                    f"`{name}` of a dictionary must be that of the head that uses it. "
-                    f"Received: dictionary {self.name!r} with {name}={own!r}, a head "
-                    f"with {name}={given!r}"
-                )
-        self.num_values, self.task = num_values, task
-        demand = (
-            'the values themselves with task="regression", of shape '
-            f"({self.num_neighbors}, {num_values})"
-        )
+        own = (self.num_values or num_values, self.task or task)
+        demand = f"one with the head's num_values and task, {(num_values, task)}"
+        validation.require(own == (num_values, task), "dictionary", demand, own)
+        self.num_values, self.task = own
         fits = self.fixed_values is not True or task == "classification"
-        validation.require(fits, "fixed_values", demand, self.fixed_values)
-        if isinstance(self.fixed_values, list):
-            self._checked(self.fixed_values, "fixed_values")
+        demand = 'False or the values themselves with task="regression"'
+        validation.require(fits, "fixed_values", demand, True)
+        if self.fixed_values is True:  # Equal, contiguous shares of the classes.
+            classes = np.arange(self.num_neighbors) * num_values // self.num_neighbors
+            self._fixed = np.eye(num_values)[classes]
+        elif self.fixed_values is not False:
+            self._fixed = self._checked(self.fixed_values, "fixed_values")
 
     def _checked(self, values: Any, name: str) -> np.ndarray:
         """Returns an array that is valid as values."""
         values = np.asarray(values)
         expected = (self.num_neighbors, self.num_values or (1, *values.shape)[-1])
-        if values.dtype.kind not in "biuf" or values.shape != expected:
-            raise ValueError(
-                f"`{name}` must be numbers of shape {expected}, (entries, outputs). "
-                f"Received: {name} of shape {values.shape} and dtype {values.dtype}"
-            )
+        fits = values.dtype.kind in "biuf" and values.shape == expected
+        demand = f"numbers of shape {expected}, (entries, outputs)"
+        validation.require(fits, name, demand, (values.shape, values.dtype))
         if self.task == "classification":
             validation.probabilities(values, name)
         else:
@@ -182,8 +167,9 @@ class NeighborDictionary(keras.layers.Layer):
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
         add = functools.partial(self.add_weight, autocast=False)
         self.keys = add((self.num_neighbors, features), self.key_initializer, name="keys")
+        self.inverse_temperature: Any = 1 / self.temperature
         if self.learn_temperature:
-            start = keras.initializers.Constant(1 / self.temperature)
+            start = keras.initializers.Constant(self.inverse_temperature)
             self.inverse_temperature = add((), start, name="inverse_temperature")
         if self.fixed_values is False:
             name = "value_logits" if self.task == "classification" else "value_targets"
@@ -197,22 +183,13 @@ class NeighborDictionary(keras.layers.Layer):
 
     def values_at(self, indices: Tensor | None) -> Tensor:
         """Returns the values of some entries, of shape `(*indices.shape, num_values)`."""
-        if self.fixed_values is True:
-            classes = self.fixed_classes()
-            stored = ops.one_hot(classes, self.num_values, dtype=self.variable_dtype)
-        elif self.fixed_values is not False:
-            stored = ops.convert_to_tensor(self.fixed_values, dtype=self.variable_dtype)
-        else:
-            stored = ops.convert_to_tensor(self.raw_values)
+        given = self.raw_values if self.fixed_values is False else self._fixed
+        stored = ops.convert_to_tensor(given, self.variable_dtype)
         if indices is not None:
             stored = ops.take(stored, indices, axis=0)
         if self.fixed_values is not False or self.task == "regression":
             return stored
         return ops.softmax(self.value_scale * stored)
-
-    def fixed_classes(self) -> np.ndarray:
-        """Returns the class of each entry, floor(s * C / S): equal, contiguous shares."""
-        return np.arange(self.num_neighbors) * self.num_values // self.num_neighbors
 
     def assign(self, keys: Any = None, values: Any = None) -> None:
         """Sets the keys, the values, or both.
@@ -224,69 +201,23 @@ class NeighborDictionary(keras.layers.Layer):
 
         Raises:
             ValueError: If the dictionary is not built or has fixed values; for arrays of
-                another shape or with NaN or infinities, all-zero keys under the cosine
-                metric, and values that are not probabilities.
+                another shape or with NaN or infinities, and for values that are not
+                probabilities.
         """
         validation.built(self, "assign")
         if keys is not None:
-            # NumPy cannot compute with the bfloat16 of a mixed-precision backbone.
-            keys = ops.convert_to_numpy(keys).astype(self.variable_dtype)
-            expected = tuple(self.keys.shape)
-            if keys.shape != expected:
-                raise ValueError(
-                    f"`keys` must have shape {expected}, (entries, features). "
-                    f"Received: keys.shape={keys.shape}"
-                )
+            keys = ops.convert_to_numpy(keys)
             validation.finite(keys, "keys")
-            zero = np.flatnonzero(~np.any(keys, axis=1))
-            if len(zero) and not self.metric.defined_at_zero:
-                raise ValueError(
-                    "`keys` must not be all zero under the cosine metric: a zero vector "
-                    f"has no direction. Received: {len(zero)} such rows, the first at "
-                    f"index {zero[0]}"
-                )
         if values is not None:
-            if self.fixed_values is not False:
-                raise ValueError(
-                    "`values` must be None if the dictionary has fixed values. "
-                    f"Received: values of shape {np.shape(values)}"
-                )
+            demand = "None if the dictionary has fixed values"
+            validation.require(self.fixed_values is False, "values", demand, values)
             values = self._checked(values, "values")
+            if self.task == "classification":
+                values = np.log(np.maximum(values, _LEAST_PROBABILITY)) / self.value_scale
         if keys is not None:
             self.keys.assign(keys)
         if values is not None:
-            if self.task == "classification":
-                values = np.log(np.maximum(values, _LEAST_PROBABILITY)) / self.value_scale
             self.raw_values.assign(values)
-
-    def initialize_from(self, features: Any, y: Any, seed: int | None = None) -> np.ndarray:
-        """Sets the entries to examples, drawn at random without replacement.
-
-        Features become the keys. Targets, or labels smoothed by 1 % so that training can
-        still change them, become the values. Classes get equal shares of the entries (if a
-        class has too few examples, other classes fill up), or the shares of fixed one-hot
-        values.
-
-        Args:
-            features: Array of shape `(n, features)`.
-            y: Class numbers, of shape `(n,)` or `(n, 1)`; or class probabilities or
-                targets, of shape `(n, num_values)` (targets of one output also `(n,)`).
-            seed: int or `None`, the seed of the draw.
-
-        Returns:
-            NumPy array with the index of the example that became each entry.
-
-        Raises:
-            ValueError: For fewer examples than entries, labels outside the classes,
-                classes without enough examples, a dictionary of given values, and features
-                that `assign` refuses.
-        """
-        features, y = ops.convert_to_numpy(features), np.asarray(y)
-        if not self.built:
-            self.build((None, *features.shape[1:]))
-        drawn = self.draw_examples(y, len(features), seed)
-        self.assign_examples(features[drawn], y[drawn])
-        return drawn
 
     def require_targets(self, y: Any) -> None:
         """Raises unless `y` holds labels of the classes, or a regression's targets."""
@@ -296,52 +227,51 @@ class NeighborDictionary(keras.layers.Layer):
             validation.targets(y, self.num_values)
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
-        """Returns the indices of the examples that become entries, without replacement."""
+        """Returns the indices of the examples that become entries, without replacement.
+
+        Classes get equal shares of the entries (if a class has too few examples, other
+        classes fill up), or the shares of fixed one-hot values.
+        """
         validation.optional(validation.non_negative_integer, seed, "seed")
         validation.one_per_example(y, examples, "y")
-        self.require_targets(y)
-        if len(y) < self.num_neighbors:
-            raise ValueError(
-                "`y` must have at least as many examples as the dictionary has entries. "
-                f"Received: {len(y)} examples, num_neighbors={self.num_neighbors}"
-            )
+        fits = examples >= self.num_neighbors
+        demand = f"at least {self.num_neighbors}, one example for each entry"
+        validation.require(fits, "len(y)", demand, examples)
         generator = keras.random.SeedGenerator(seed)
-        draws = keras.random.uniform((len(y),), seed=generator)
+        draws = keras.random.uniform((examples,), seed=generator)
         order = np.argsort(ops.convert_to_numpy(draws))
         if self.task == "regression":
             return order[: self.num_neighbors]
-        classes = np.argmax(_as_probabilities(y, self.num_values), axis=1)
+        classes = classes_of(y)
         by_class = [order[classes[order] == label] for label in range(self.num_values)]
-        needed = np.ones(self.num_values, "int64")
         if self.fixed_values is True:
-            needed = np.bincount(self.fixed_classes(), minlength=self.num_values)
-        for label, (members, count) in enumerate(zip(by_class, needed, strict=True)):
-            if len(members) < count:
-                raise ValueError(
-                    "`y` must hold enough examples of every class. Received: "
-                    f"{len(members)} examples of class {label}, which needs {count}"
-                )
-        if self.fixed_values is True:
+            needed = self._fixed.sum(axis=0).astype("int64")
             pairs = zip(by_class, needed, strict=True)
-            return np.concatenate([members[:count] for members, count in pairs])
+            drawn = np.concatenate([members[:count] for members, count in pairs])
+            demand = f"of at least as many examples of each class as its entries, {needed}"
+            enough = len(drawn) == self.num_neighbors
+            validation.require(enough, "y", demand, [*map(len, by_class)])
+            return drawn
         # In rounds over the classes: the first of each, then the second of each, ...
         rounds = np.concatenate([np.arange(len(members)) for members in by_class])
         first = np.argsort(rounds, kind="stable")[: self.num_neighbors]
         return np.concatenate(by_class)[first]
 
     def assign_examples(self, features: np.ndarray, y: np.ndarray) -> None:
-        """Sets the entries to the drawn examples' features and labels (or targets)."""
-        if isinstance(self.fixed_values, list):
-            raise ValueError(
-                "`fixed_values` must be True or False, because the labels of the examples "
-                "become the values. Received: a dictionary of given values"
-            )
+        """Sets the entries to the drawn examples' features and labels (or targets).
+
+        Labels are smoothed by 1 % so that training can still change them.
+        """
+        given = isinstance(self.fixed_values, list)
+        demand = "True or False, because the labels of examples become the values"
+        validation.require(not given, "fixed_values", demand, self.fixed_values)
         values = None
-        if self.fixed_values is False and self.task == "regression":
-            values = np.reshape(y, (-1, self.num_values))
-        elif self.fixed_values is False:
-            certain = _as_probabilities(y, self.num_values)
-            values = _CERTAINTY * certain + (1 - _CERTAINTY) / self.num_values
+        if self.fixed_values is False:
+            values = np.reshape(y, (len(y), -1))
+            if self.task == "classification":
+                if values.shape[1] == 1:
+                    values = np.eye(self.num_values)[classes_of(y)]
+                values = _CERTAINTY * values + (1 - _CERTAINTY) / self.num_values
         self.assign(features, values)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
@@ -379,26 +309,18 @@ class NeighborDictionary(keras.layers.Layer):
         dropped entries are not returned. If `kept` is given, no entries are drawn. The
         `constants` are those of the metric; it computes them unless they are given.
         """
-        width = self.keys.shape[-1]
-        if queries.shape[-1] not in (None, width):  # Only a call checks the `input_spec`.
-            raise ValueError(
-                f"Features must have shape (batch, {width}), like the dictionary's keys. "
-                f"Received: shape {tuple(queries.shape)}"
-            )
+        width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
+        fits = queries.shape[-1] in (None, width)
+        shape = tuple(queries.shape)
+        validation.require(fits, "features.shape", f"(batch, {width})", shape)
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
+            kept = self.draw_kept(queries)
             if self.dropout_scope == "batch":
-                size = (self.num_neighbors,)
-                draws = keras.random.uniform(size, seed=self.seed_generator)
-                taken = ops.argsort(draws)[self.num_dropped :]
+                taken = ops.argsort(ops.cast(kept[0], "int32"))[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
-            else:
-                kept = self.draw_kept(queries)
-        scores = self.metric(queries, keys, *constants)
-        if self.learn_temperature:
-            scores = scores * ops.abs(self.inverse_temperature)
-        else:
-            scores = scores / self.temperature
+                kept = None
+        scores = self.metric(queries, keys, *constants) * abs(self.inverse_temperature)
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
@@ -409,22 +331,16 @@ class NeighborDictionary(keras.layers.Layer):
     def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws the entries of a training step, a mask as `kept` of `attention`.
 
-        All rows share one random order of the entries, and each row reads it along its own
-        random affine bijection `j -> multiplier * j + offset (mod S)`. Each row's set is
-        thus uniform, from one sort for all rows; two rows are not strictly independent.
+        All rows share one random order of the entries, and each row reads it from its own
+        random start. Each row's set is thus uniform, from one sort for all rows; two rows
+        are not strictly independent.
         """
-        rows, entries = ops.shape(queries)[0], self.num_neighbors
-        ranks = ops.argsort(keras.random.uniform((entries,), seed=self.seed_generator))
+        rows, entries, seed = ops.shape(queries)[0], self.num_neighbors, self.seed_generator
+        kept = ops.argsort(keras.random.uniform((entries,), seed=seed)) >= self.num_dropped
         if self.dropout_scope == "batch":
-            return ranks[None, :] >= self.num_dropped
-        multipliers = ops.convert_to_tensor(self._coprimes, dtype="int32")
-        choice = keras.random.randint(
-            (rows, 1), 0, multipliers.shape[0], seed=self.seed_generator
-        )
-        offset = keras.random.randint((rows, 1), 0, entries, seed=self.seed_generator)
-        row = ops.arange(entries, dtype="int32")[None, :]
-        index = (row * ops.take(multipliers, choice) + offset) % entries
-        return ops.take(ranks, index) >= self.num_dropped
+            return kept[None]
+        start = keras.random.randint((rows, 1), 0, entries, seed=seed)
+        return ops.take(kept, (ops.arange(entries)[None] + start) % entries)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return (input_shape[0], self.num_neighbors)
@@ -448,8 +364,7 @@ class NeighborDictionary(keras.layers.Layer):
         }
 
 
-def _as_probabilities(y: np.ndarray, classes: int) -> np.ndarray:
-    """Returns valid labels as rows of probabilities."""
-    if y.ndim == 2 and y.shape[1] == classes > 1:
-        return y
-    return np.eye(classes)[np.reshape(y, -1).astype("int64")]
+def classes_of(y: np.ndarray) -> np.ndarray:
+    """Returns valid labels, integers or rows of probabilities, as classes."""
+    rows = np.reshape(y, (len(y), -1))
+    return rows[:, 0].astype("int64") if rows.shape[1] == 1 else rows.argmax(axis=1)

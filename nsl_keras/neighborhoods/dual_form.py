@@ -14,23 +14,20 @@ their finetuned columns: one large product, in chunks of entries that fit the ca
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
-from keras import ops, tree
+from keras import layers, ops, tree
 
 from nsl_keras.backend import Tensor, gradients_of, sum_over_chunks
 from nsl_keras.neighborhoods.cosine import CosineDense
-from nsl_keras.neighborhoods.inner_loop import (
-    Entries,
-    InnerLearningRate,
-    InnerLoop,
-    InnerLoss,
-    average_over_path,
-    cross_entropy,
-)
+from nsl_keras.neighborhoods.inner_loop import Entries, InnerLoop, average_over_path
 from nsl_keras.neighborhoods.key_metrics import NORM_EPSILON, inverse_norm
+
+#: The axes over the entries: of two tensors with one row each, and of the attention.
+_AXES = (0, 0, 1)
 
 #: Entries in a chunk by default: with 128 examples and 10 classes the terms take 2.5 MB.
 CACHED_ENTRIES = 512
@@ -48,62 +45,46 @@ class DenseStage:
     activation: Callable[..., Tensor] = keras.activations.linear
     is_cosine: bool = False
 
-    def finetuned(self, weights: list[Any]) -> list[Any]:
-        """Returns those of the stage's weights that are finetuned."""
-        return weights[:1] if self.is_cosine else weights
+
+#: Layers without weights. Their `call` computes in the dtype of its inputs.
+_ACTIVATIONS = (layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU)
 
 
-class NoDualFormError(ValueError):
-    """The head has no dual form; the message names the layer."""
-
-
-#: Layers without weights, which compute in the dtype of their inputs.
-_ACTIVATION_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
-
-
-def stages_of(head: keras.layers.Layer) -> list[DenseStage]:
-    """Returns the dense stages of a head, by the types of its layers, built or not.
-
-    The head is a `Dense` or `CosineDense` layer, or a `keras.Sequential` of these and of
-    `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers; otherwise `NoDualFormError`.
-    """
-    stages: list[DenseStage] = []
-    for layer in layers_of(head):
-        if type(layer) is CosineDense:
-            names = ["kernel", "learned_scale"]
-            stages.append(DenseStage(_reader(layer, names), is_cosine=True))
-        elif type(layer) is keras.layers.Dense:
-            names = ["kernel", "bias"] if layer.use_bias else ["kernel"]
-            stages.append(DenseStage(_reader(layer, names), _activation_of(layer)))
-        elif stages and type(layer) in (keras.layers.Activation, *_ACTIVATION_LAYERS):
-            stages[-1] = _followed_by(stages[-1], _activation_of(layer))
-        else:
-            raise NoDualFormError(
-                f"layer {layer.name!r} is a {type(layer).__name__}, not a Dense or "
-                "CosineDense layer (or an activation after one)"
-            )
-    return stages
-
-
-def _reader(layer: keras.layers.Layer, names: list[str]) -> Callable[[], list[Any]]:
-    return lambda: [getattr(layer, name) for name in names]
-
-
-def layers_of(head: Any) -> list[keras.layers.Layer]:
+def layers_of(head: Any) -> list[Any]:
     """Returns the layers of a stack, or the head as the only one."""
     return head.layers if isinstance(head, keras.Sequential) else [head]
 
 
-def _activation_of(layer: keras.layers.Layer) -> Callable[..., Tensor]:
-    """Returns a layer's activation, which may be a layer itself, as a function."""
-    activation = layer if type(layer) in _ACTIVATION_LAYERS else layer.activation
-    if not isinstance(activation, keras.layers.Layer):
-        return activation
-    if type(activation) not in _ACTIVATION_LAYERS:
-        raise NoDualFormError(
-            f"layer {layer.name!r} has a {type(activation).__name__} as its activation"
-        )
-    return activation.call
+def stages_of(head: layers.Layer) -> list[DenseStage]:
+    """Returns the dense stages of a head, by the types of its layers, built or not.
+
+    The head is a `Dense` or `CosineDense` layer, or a `keras.Sequential` of these and of
+    `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers; otherwise a `ValueError` names the
+    layer.
+    """
+    stages: list[DenseStage] = []
+    for layer in layers_of(head):
+        activation: Any = getattr(layer, "activation", None)
+        has_weights = isinstance(activation, layers.Layer)  # Perhaps, as a PReLU.
+        if type(layer) is CosineDense:
+            stages.append(
+                DenseStage(functools.partial(_read, layer, "learned_scale"), is_cosine=True)
+            )
+        elif type(layer) is layers.Dense and not has_weights:
+            stages.append(DenseStage(functools.partial(_read, layer, "bias"), activation))
+        elif stages and type(layer) in _ACTIVATIONS and not has_weights:
+            stages[-1] = _followed_by(stages[-1], layer.call)
+        else:
+            raise ValueError(
+                "`head` must consist of Dense and CosineDense layers and activations for "
+                f'`inner_loop="dual"`. Received: {layer} with activation={activation}'
+            )
+    return stages
+
+
+def _read(layer: Any, second: str) -> list[Any]:
+    weights = layer.kernel, getattr(layer, second)
+    return [each for each in weights if each is not None]
 
 
 def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseStage:
@@ -115,19 +96,14 @@ def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseS
 _Weights = list[Tensor]
 
 
-class _Trace(NamedTuple):
-    """One stage's inputs on the dictionary, and the gradients that step the kernel.
-
-    An entry adds the product of its inputs and its gradients to the gradient of the kernel
-    (of a cosine layer, of the kernel's unit columns). Shapes are `(entries, inputs)` and
-    `(entries, outputs)`, with a batch axis in front where they depend on per-example
-    weights.
-    """
-
-    inputs: Tensor
-    gradients: Tensor
+#: One stage's inputs on the dictionary, and the gradients that step the kernel. An entry
+#: adds the product of the two to the gradient of the kernel (of a cosine layer, of the
+#: kernel's unit columns). Shapes are `(entries, inputs)` and `(entries, outputs)`, with a
+#: batch axis in front where they depend on per-example weights.
+_Trace = tuple[Tensor, Tensor]
 
 
+@dataclasses.dataclass(kw_only=True)
 class DualForm(InnerLoop):
     """The inner loop of dense heads, as attention over the dictionary.
 
@@ -135,22 +111,8 @@ class DualForm(InnerLoop):
     the backward pass computes the terms again. `None` takes all entries.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[DenseStage],
-        learning_rate: InnerLearningRate,
-        steps: int = 1,
-        loss: InnerLoss = cross_entropy,
-        chunk_size: int | None = CACHED_ENTRIES,
-    ) -> None:
-        super().__init__(learning_rate, steps, loss)
-        self.stages = tuple(stages)
-        self.chunk_size = chunk_size
-
-    @property
-    def variables(self) -> list[Any]:
-        pairs = zip(self.stages, self._weights(), strict=True)
-        return [each for stage, own in pairs for each in stage.finetuned(own)]
+    stages: list[DenseStage]
+    chunk_size: int | None = CACHED_ENTRIES
 
     def _weights(self) -> list[_Weights]:
         return [stage.weights() for stage in self.stages]
@@ -160,11 +122,6 @@ class DualForm(InnerLoop):
         if self.steps > 1:
             return []
         return tree.flatten(self._traces(self._weights(), entries))[1:]
-
-    def constant_symbols(self, entries: int, dtype: str) -> list[keras.KerasTensor]:
-        sizes = [size for kernel, *_ in self._weights() for size in kernel.shape]
-        symbols = [keras.KerasTensor((entries, size), dtype) for size in sizes[1:]]
-        return symbols if self.steps == 1 else []
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         if self.steps > 1:
@@ -176,39 +133,32 @@ class DualForm(InnerLoop):
         outputs, rates = queries, iter(self.learning_rate.rates())
         tensors = iter([entries.keys, *(entries.constants or self.constants(entries))])
         for stage, weights in zip(self.stages, self._weights(), strict=True):
-            trace = _Trace(next(tensors), next(tensors))
-            if not stage.is_cosine:
+            inputs, gradients = next(tensors), next(tensors)
+            if stage.is_cosine:
+                parts = [inputs, gradients, attention]
+                sums = sum_over_chunks(_weighted_sums, [], parts, _AXES, self.chunk_size)
+                finetuned = _updated(stage, weights, sums, rates)
+                outputs = _linear(stage, finetuned, outputs[:, None])[:, 0]
+            else:
                 # The dual form of MN Eq. (3), one step.
-                rate, transposed = next(rates), ops.swapaxes(trace.inputs, -1, -2)
+                rate, transposed = next(rates), ops.swapaxes(inputs, -1, -2)
                 of_bias = next(rates) if len(weights) > 1 else 0
                 if self.learning_rate.form == "diagonal":
                     scaled = outputs * ops.reshape(rate, (-1,))
                     scores = ops.matmul(scaled, transposed) + of_bias
-                    changes = ops.matmul(attention * scores, trace.gradients)
+                    changes = ops.matmul(attention * scores, gradients)
                 else:  # One rate for both; attention by cosines has the same product.
                     scores = ops.matmul(outputs, transposed) + (len(weights) - 1)
-                    changes = rate * ops.matmul(attention * scores, trace.gradients)
+                    changes = rate * ops.matmul(attention * scores, gradients)
                 outputs = _linear(stage, weights, outputs) - changes
-            else:
-                sums = sum_over_chunks(
-                    lambda _, chunk: _weighted_sums(*chunk),
-                    [],
-                    [*trace, attention],
-                    axes=(0, 0, 1),
-                    chunk_size=self.chunk_size,
-                )
-                finetuned = _updated(stage, weights, sums, rates)
-                outputs = _linear(stage, finetuned, outputs[:, None])[:, 0]
             outputs = stage.activation(outputs)
         return outputs
 
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         finetuned = self._finetune(entries, attention)
-        return [
-            tensor
-            for stage, own in zip(self.stages, finetuned, strict=True)
-            for tensor in stage.finetuned(own)
-        ]
+        pairs = zip(self.stages, finetuned, strict=True)
+        parts = [own[:1] if stage.is_cosine else own for stage, own in pairs]
+        return tree.flatten(parts)
 
     def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         stage, *others = self.stages
@@ -216,7 +166,7 @@ class DualForm(InnerLoop):
             return super().effects(entries, attention, queries)
         (weights,) = self._weights()
         (gradients,) = entries.constants or self.constants(entries)
-        sums = _weighted_sums(entries.keys, gradients, attention)
+        sums = _weighted_sums([], [entries.keys, gradients, attention])
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:
             rates = iter(self.learning_rate.rates())
@@ -238,26 +188,19 @@ class DualForm(InnerLoop):
 
         def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
             keys, values, attention = chunk
-            traces = self._traces(
-                tree.pack_sequence_as(weights, shared), Entries(keys, values)
-            )
-            return [
-                total for trace in traces for total in _weighted_sums(*trace, attention)
-            ]
+            own = tree.pack_sequence_as(weights, shared)
+            traces = self._traces(own, Entries(keys, values))
+            sums = [_weighted_sums([], [*trace, attention]) for trace in traces]
+            return tree.flatten(sums)
 
+        tensors = [entries.keys, entries.values, attention]
         for _ in range(self.steps):
-            sums = sum_over_chunks(
-                terms,
-                tree.flatten(weights),
-                [entries.keys, entries.values, attention],
-                axes=(0, 0, 1),
-                chunk_size=self.chunk_size,
-            )
-            pairs = zip(sums[::2], sums[1::2], strict=True)
+            shared = tree.flatten(weights)
+            sums = iter(sum_over_chunks(terms, shared, tensors, _AXES, self.chunk_size))
             rates = iter(self.learning_rate.rates())
             weights = [
-                _updated(stage, own, pair, rates)
-                for stage, own, pair in zip(self.stages, weights, pairs, strict=True)
+                _updated(stage, own, [next(sums), next(sums)], rates)
+                for stage, own in zip(self.stages, weights, strict=True)
             ]
         return weights
 
@@ -281,13 +224,10 @@ class DualForm(InnerLoop):
             for kernel, *_ in weights
         ]
         gradients, inputs = gradients_of(total_loss, zeros)
-        traces = [_Trace(*pair) for pair in zip(inputs, gradients, strict=True)]
-        return [
-            _Trace(trace.inputs, trace.gradients * _scale_of(own, trace.inputs))
-            if stage.is_cosine
-            else trace
-            for stage, own, trace in zip(self.stages, weights, traces, strict=True)
-        ]
+        for index, stage in enumerate(self.stages):
+            if stage.is_cosine:
+                gradients[index] *= _scale_of(weights[index], inputs[index])
+        return [*zip(inputs, gradients, strict=True)]
 
 
 def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
@@ -305,8 +245,12 @@ def _scale_of(weights: _Weights, inputs: Tensor) -> Tensor:
     return ops.cast(weights[1], inputs.dtype) * inverse_norm(inputs)
 
 
-def _weighted_sums(inputs: Tensor, gradients: Tensor, attention: Tensor) -> list[Tensor]:
-    """Returns `sum_j w_j g_j a_j^T` and `sum_j w_j g_j`, per example."""
+def _weighted_sums(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
+    """Returns `sum_j w_j g_j a_j^T` and `sum_j w_j g_j`, per example.
+
+    A chunk holds a stage's trace on some entries, and the attention to them.
+    """
+    inputs, gradients, attention = chunk
     weighted = attention[:, None, :] * ops.swapaxes(gradients, -1, -2)
     if inputs.ndim == 3:
         products = ops.matmul(weighted, inputs)

@@ -13,7 +13,6 @@ from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.copying import copied
 from nsl_keras.neighborhoods.key_metrics import Cosine
-from nsl_keras.nesting import sublayers
 from nsl_keras.training.normalization import BatchNormalization, turn
 from nsl_keras.turning import turned
 
@@ -103,22 +102,17 @@ class InstanceFiLM(keras.layers.Layer):
         )
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        inputs = ops.convert_to_tensor(inputs, sparse=False)
-        rank = len(inputs.shape)
-        channel_axis = self.axis % rank
-        space = tuple(axis for axis in range(1, rank) if axis != channel_axis)
-        if not keras.backend.is_float_dtype(inputs.dtype):
-            inputs = ops.cast(inputs, self.compute_dtype)
+        inputs = ops.convert_to_tensor(inputs, self.compute_dtype, sparse=False)
+        axes = range(1, len(inputs.shape))
+        space = tuple(axis for axis in axes if axis != self.axis % len(inputs.shape))
         queries = at_least_float32(inputs)
         if space:
             queries = _mean(queries, space, mask if self.axis < 0 else None)
         weights = ops.softmax(self.learned_sharpness * Cosine()(queries, self.keys))
-        per_channel = [-1, *(1 for _ in inputs.shape[1:])]
-        per_channel[channel_axis] = inputs.shape[channel_axis]
         # MN Eq. (4): iFiLM. The paper adds nothing to the scales.
-        scale = ops.reshape(ops.matmul(weights, self.scales) + self.residual, per_channel)
-        shift = ops.reshape(ops.matmul(weights, self.shifts), per_channel)
-        scale, shift = ops.cast(scale, inputs.dtype), ops.cast(shift, inputs.dtype)
+        scale = ops.cast(ops.matmul(weights, self.scales) + self.residual, inputs.dtype)
+        shift = ops.cast(ops.matmul(weights, self.shifts), inputs.dtype)
+        scale, shift = ops.expand_dims(scale, space), ops.expand_dims(shift, space)
         return scale * inputs + shift
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
@@ -172,13 +166,8 @@ class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
 
     def build_film(self, input_shape: tuple[int | None, ...]) -> None:
         """Makes the `InstanceFiLM` for inputs of this shape."""
-        rank = len(input_shape)
-        if self.axis % rank not in (1, rank - 1):
-            raise ValueError(
-                "Batch norms must be over the last axis or the one after the batch axis. "
-                f"Received: {self.name!r} with axis={self.axis} for {rank} axes"
-            )
-        axis = -1 if self.axis % rank == rank - 1 else 1
+        axis = self.axis % len(input_shape)
+        axis = -1 if axis == len(input_shape) - 1 else axis
         options = {"axis": axis, "dtype": self.dtype_policy, "name": "film"}
         self.film = InstanceFiLM(**{**(self.film_options or {}), **options})
         self.film.build(input_shape)
@@ -219,9 +208,9 @@ def add_film(
         A model of the class of `model`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, or contains iFiLM already; if
-            `where` chooses no batch norms; or for a batch norm over an axis that is neither
-            the first nor the last after the batch axis.
+        ValueError: If `model` is subclassed or not built; if `where` chooses no batch
+            norms without iFiLM; or for a batch norm over an axis that is neither the first
+            nor the last after the batch axis.
 
     Example:
 
@@ -240,28 +229,17 @@ def add_film(
     """
     if not callable(where):
         validation.one_of(where, ("all", "last"), "where")
-    layers = graphs.layers(graphs.graph_of(model))
-    for layer in layers:
-        if any(isinstance(each, InstanceFiLM) for each in (layer, *sublayers(layer))):
-            raise ValueError(
-                "`model` must not contain iFiLM yet; choose all its places in one call. "
-                f"Received: model {model.name!r}, with iFiLM in {layer.name!r}"
-            )
-    kinds = (keras.layers.BatchNormalization, BatchNormalization)
-    places = [place for place, layer in enumerate(layers) if type(layer) in kinds]
-    if callable(where):
-        places = [place for place in places if where(layers[place])]
-    elif where == "last":
-        places = places[-1:]
-    if not places:
-        raise ValueError(
-            '`where` must choose batch norms: "all" or "last" of them, or a function of a '
-            f"batch norm. Received: where={where!r}, which chooses none of {model.name!r}"
-        )
+    graphs.graph_of(model)  # Raises for a model without a graph.
     copy = copied(model)
     graph = graphs.graph_of(copy)
-    layers = graphs.layers(graph)
-    chosen: list[Any] = [layers[place] for place in places]
+    kinds = (keras.layers.BatchNormalization, BatchNormalization)
+    chosen: list[Any] = [each for each in graphs.layers(graph) if type(each) in kinds]
+    if callable(where):
+        chosen = [*filter(where, chosen)]
+    elif where == "last":
+        chosen = chosen[-1:]
+    demand = f"a choice of one or more batch norms of {model.name!r}"
+    validation.require(chosen, "where", demand, where)
     for layer in chosen:
         turn(layer)  # A batch norm of Keras into ours, which has all that is needed.
         with turned(layer, ModulatedBatchNormalization) as input_shape:

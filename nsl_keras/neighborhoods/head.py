@@ -11,25 +11,12 @@ from keras import ops
 from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
 from nsl_keras.graphs import require_linear
+from nsl_keras.neighborhoods import dual_form
+from nsl_keras.neighborhoods import inner_loop as loops
 from nsl_keras.neighborhoods.constants import Constants
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
-from nsl_keras.neighborhoods.dual_form import (
-    CACHED_ENTRIES,
-    DenseStage,
-    DualForm,
-    NoDualFormError,
-    layers_of,
-    stages_of,
-)
-from nsl_keras.neighborhoods.inner_loop import (
-    CURVATURES,
-    LOSSES,
-    Entries,
-    InnerLearningRate,
-    InnerLoop,
-    NestedTape,
-)
+from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, InnerLearningRate, InnerLoop
 
 
 class Neighbors(NamedTuple):
@@ -93,9 +80,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         learning_rate_form: `"scalar"` learns one rate, `"diagonal"` learns one per row of
             each kernel and one per bias, and `"fixed"` does not train the rate. Learned
             rates are absolute values of weights.
-        chunk_size: int or `None` (512), the number of entries whose per-example terms are
-            held at once. It bounds memory in the dual form for cosine layers and for
-            `inner_steps` above 1. More entries may be faster on accelerators.
         task: `"classification"` or `"regression"`.
         inner_loop: `"dual"` computes adaptation as attention over the dictionary, for
             `Dense`, `CosineDense` and `Sequential` stacks of them; `"tape"` uses a
@@ -146,41 +130,35 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         inner_steps: int = 1,
         inner_learning_rate: float = 0.05,
         learning_rate_form: str = "scalar",
-        chunk_size: int | None = None,
         task: str = "classification",
         inner_loop: str = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if self.compute_dtype != self.variable_dtype:
-            self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
+        self.dtype_policy = keras.dtype_policies.get(self.variable_dtype)
         # Attention and finetuning compute in this dtype.
         self._precision = wide_dtype(self.variable_dtype)
+        options: dict[str, Any] = {"dtype": self.dtype_policy}
         is_layer = isinstance(head, keras.layers.Layer)
         validation.require(is_layer, "head", "a Keras layer or model", head)
         if not isinstance(dictionary, NeighborDictionary):
             entries = validation.positive_integer(dictionary, "dictionary")
-            dictionary = NeighborDictionary(
-                entries, dtype=self.dtype_policy, name="dictionary"
-            )
+            dictionary = NeighborDictionary(entries, name="dictionary", **options)
         self.head = head
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         self.learning_rate = InnerLearningRate(
-            inner_learning_rate, learning_rate_form, dtype=self.dtype_policy
+            inner_learning_rate, learning_rate_form, **options
         )
         self.inner_learning_rate = self.learning_rate.initial
         self.learning_rate_form = self.learning_rate.form
         self.dictionary = dictionary
-        self.chunk_size = validation.optional(
-            validation.positive_integer, chunk_size, "chunk_size"
-        )
         self.task = validation.one_of(task, LOSSES, "task")
-        loops = ("auto", "dual", "tape")
-        self.inner_loop = validation.one_of(inner_loop, loops, "inner_loop")
+        ways = ("auto", "dual", "tape")
+        self.inner_loop = validation.one_of(inner_loop, ways, "inner_loop")
         self._stages = self._dense_stages()
         if self._stages is None:
             leave_out_of_xla(self)
-        self.constants = Constants()
+        self.constants = Constants(self._constants)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     @property
@@ -192,7 +170,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     def active_inner_loop(self) -> str:
         """The inner loop of the built layer, `"dual"` or `"tape"`."""
         validation.built(self, "active_inner_loop")
-        return "dual" if isinstance(self._finetuning, DualForm) else "tape"
+        return "tape" if self._stages is None else "dual"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if self.built:
@@ -203,13 +181,13 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             self.head.build((None, features))
         outputs = self.head.compute_output_shape((None, features))
         least = 2 if self.task == "classification" else 1
-        if len(outputs) != 2 or not isinstance(outputs[-1], int) or outputs[-1] < least:
-            raise ValueError(
-                "`head` must map features to one tensor of shape (batch, classes), with at "
-                "least two classes (use `Dense(2)` for a binary classifier), or, with "
-                'task="regression", of shape (batch, outputs). '
-                f"Received: output shape {outputs}"
-            )
+        is_matrix = len(outputs) == 2 and isinstance(outputs[-1], int)
+        demand = (
+            "a layer of one output of shape (batch, classes), with at least two classes "
+            "(use `Dense(2)` for a binary classifier), or, with "
+            'task="regression", of shape (batch, outputs)'
+        )
+        validation.require(is_matrix and outputs[-1] >= least, "head", demand, outputs)
         if self.task == "classification":
             require_linear(self.head, "head")
         _require_plain_layers(self.head)
@@ -217,73 +195,50 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         options = self.learning_rate, self.inner_steps, LOSSES[self.task]
         if self._stages is None:
             self._require_tape(features)
-            self._finetuning = NestedTape(self.head, *options)
+            self._finetuning = loops.NestedTape(*options, head=self.head)
         else:
-            chunk_size = self.chunk_size or CACHED_ENTRIES
-            self._finetuning = DualForm(self._stages, *options, chunk_size)
-        shapes = [tuple(variable.shape) for variable in self._finetuning.variables]
-        self.learning_rate.build_for(shapes)
+            self._finetuning = dual_form.DualForm(*options, stages=self._stages)
+        variables = loops.finetuned_variables(self.head)
+        self.learning_rate.build_for([tuple(each.shape) for each in variables])
         if not self.dictionary.built:
             self.dictionary.build((None, features))
-        if self.dictionary.keys.shape[-1] != features:
-            raise ValueError(
-                f"`dictionary` must have keys of the {features} features of the input. "
-                f"Received: keys of shape {tuple(self.dictionary.keys.shape)}"
-            )
+        shape = tuple(self.dictionary.keys.shape)
+        demand = f"with keys of the {features} features of the input"
+        validation.require(shape[-1] == features, "dictionary", demand, shape)
         nesting.pass_on_frozen(self)
 
-    def _dense_stages(self) -> list[DenseStage] | None:
+    def _dense_stages(self) -> list[dual_form.DenseStage] | None:
         """Returns the stages of the dual form; `None` for the nested tape."""
         if self.inner_loop == "tape":
             return None
         try:
-            return stages_of(self.head)
-        except NoDualFormError as error:
+            return dual_form.stages_of(self.head)
+        except ValueError as error:
             if self.inner_loop == "dual":
-                raise ValueError(
-                    '`inner_loop="dual"` needs a head of Dense and CosineDense layers: '
-                    f'{error}. Use "tape" or "auto". Received: '
-                    f"inner_loop={self.inner_loop!r}, head={self.head.name!r}"
-                ) from error
-            logging.info("%s adapts its head on a nested tape: %s.", self.name, str(error))
+                raise
+            logging.info("%s adapts its head on a nested tape: %s", self.name, str(error))
             return None
 
     def _require_tape(self, features: int) -> None:
         """Raises unless the head can be adapted on the nested tape."""
-        if self.chunk_size is not None:
-            raise ValueError(
-                "`chunk_size` must be None on the nested tape, which holds all entries at "
-                f"once. Received: chunk_size={self.chunk_size}, "
-                f"inner_loop={self.inner_loop!r}, head={self.head.name!r}"
-            )
         with nesting.unfrozen(self.head):
             state = [variable.path for variable in self.head.non_trainable_variables]
-        if state:
-            raise ValueError(
-                "`head` must not have state (a batch norm's statistics, a dropout's seed), "
-                "which per-example finetuning cannot update. Move these layers to the "
-                f"backbone. Received: {', '.join(state)}"
-            )
+        demand = (
+            "without state (a batch norm's statistics, a dropout's seed), which finetuning "
+            "per example cannot update: move these layers to the backbone"
+        )
+        validation.require(not state, "head", demand, state)
         outputs = self.head(keras.KerasTensor((None, features), dtype=self.variable_dtype))
-        if outputs.dtype in ("float16", "bfloat16"):
-            raise ValueError(
-                "`head` must compute in float32 or wider on the nested tape. Give its "
-                f'layers dtype="float32". Received: a head that returns {outputs.dtype}'
-            )
+        is_wide = outputs.dtype in ("float32", "float64")
+        demand = 'of layers with dtype="float32" or wider on the nested tape'
+        validation.require(is_wide, "head", demand, outputs.dtype)
 
-    def build_constants(self) -> None:
-        """Creates the variables of what inference computes once; see `constants.py`."""
-        keys = keras.KerasTensor(self.dictionary.keys.shape, self._precision)
-        of_metric = self.dictionary.metric.constants(keys)
-        of_head = self._finetuning.constant_symbols(keys.shape[0], self._precision)
-        self.constants.build((of_metric, of_head))
-
-    def update_constants(self) -> None:
-        """Computes what inference computes once."""
+    def _constants(self) -> Any:
+        """Computes what inference computes once; see `constants.py`."""
         _require_plain_layers(self.head)
         entries = self.dictionary.entries(self._precision)
         of_metric = self.dictionary.metric.constants(entries.keys)
-        self.constants.assign((of_metric, self._finetuning.constants(entries)))
+        return of_metric, self._finetuning.constants(entries)
 
     def call(
         self,
@@ -348,19 +303,20 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         At that learning rate a step of a dense layer (1 is its bias) does not overshoot the
         loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
         """
-        if isinstance(layers_of(self.head)[0], CosineDense):
-            return
-        squares = ops.sum(ops.square(self.dictionary.keys), axis=-1)
-        self.learning_rate.limit(1 / (CURVATURES[self.task] * (ops.mean(squares) + 1)))
+        if not isinstance(dual_form.layers_of(self.head)[0], CosineDense):
+            keys = ops.cast(self.dictionary.keys, self._precision)
+            square = ops.mean(ops.sum(ops.square(keys), axis=-1))
+            # A bound of the inner loss's curvature along any change of outputs.
+            curvature = 0.5 if self.task == "classification" else 2.0
+            self.learning_rate.limit(1 / (curvature * (square + 1)))
 
     def require_ranking(self, k: int, by: str) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""
         validation.built(self, "neighbors")
         validation.one_of(by, ("attention", "effect"), "by")
         entries = self.dictionary.num_neighbors
-        fits = validation.positive_integer(k, "k") <= entries
-        demand = f"at most the number of dictionary entries, {entries}"
-        validation.require(fits, "k", demand, k)
+        demand = f"at most the number of dictionary entries, {entries}, and at least 1"
+        validation.require(k in range(1, entries + 1), "k", demand, k)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
@@ -374,7 +330,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             "inner_steps": self.inner_steps,
             "inner_learning_rate": self.inner_learning_rate,
             "learning_rate_form": self.learning_rate_form,
-            "chunk_size": self.chunk_size,
             "task": self.task,
             "inner_loop": self.inner_loop,
         }
@@ -384,15 +339,11 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
 
 def _require_plain_layers(head: keras.layers.Layer) -> None:
     """Raises for layers whose computation a step on the head's variables cannot adapt."""
+    demand = (
+        "of layers with plain kernels, without LoRA or quantization, and without activity "
+        "regularizers, since it is finetuned for each example; the backbone may have them"
+    )
     for layer in (head, *nesting.sublayers(head)):
-        if getattr(layer, "activity_regularizer", None) is not None:
-            raise ValueError(
-                "`head` must not have an activity regularizer: it would penalize the "
-                f"outputs before adaptation. Received: layer {layer.name!r}"
-            )
-        if not nesting.has_plain_kernel(layer):
-            raise ValueError(
-                "`head` must have plain kernels, without LoRA or quantization: they are "
-                "finetuned for each example. The backbone may have both. Received: layer "
-                f"{layer.name!r} of type {type(layer).__name__!r}"
-            )
+        is_plain = getattr(layer, "activity_regularizer", None) is None
+        is_plain = is_plain and nesting.has_plain_kernel(layer)
+        validation.require(is_plain, "head", demand, layer)

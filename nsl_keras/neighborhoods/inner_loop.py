@@ -8,6 +8,7 @@ for dense heads at a fraction of the cost, with the same results.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -49,9 +50,15 @@ def squared_error(values: Tensor, outputs: Tensor) -> Tensor:
     return ops.sum(ops.square(outputs - values), axis=-1)
 
 
-#: The inner loss of each task, and a bound of its curvature along any change of outputs.
 LOSSES = {"classification": cross_entropy, "regression": squared_error}
-CURVATURES = {"classification": 0.5, "regression": 2.0}
+
+
+def finetuned_variables(head: keras.layers.Layer) -> list[Any]:
+    """Returns a head's variables, but for those with `adapts = False`.
+
+    These are trained, but not finetuned.
+    """
+    return [each for each in head.variables if getattr(each, "adapts", True)]
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -67,7 +74,6 @@ class InnerLearningRate(keras.layers.Layer):
         self.initial = validation.positive_number(initial, "inner_learning_rate")
         forms = ("scalar", "diagonal", "fixed")
         self.form = validation.one_of(form, forms, "learning_rate_form")
-        self._precision = backend.wide_dtype(self.variable_dtype)
 
     def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Creates the learning rates for weights of these shapes."""
@@ -75,9 +81,10 @@ class InnerLearningRate(keras.layers.Layer):
         by_row = [shape if len(shape) > 1 else () for shape in by_row]
         of_form: dict[str, Any] = {"scalar": [()], "diagonal": by_row, "fixed": []}
         start = keras.initializers.Constant(self.initial)
+        options = {"dtype": backend.wide_dtype(self.variable_dtype), "autocast": False}
         for index, shape in enumerate(of_form[self.form]):
             name = f"inner_learning_rate_{index}"
-            raw = self.add_weight(name=name, shape=shape, initializer=start, autocast=False)
+            raw = self.add_weight(shape, start, name=name, **options)
             # An attribute each: `tf.train.Checkpoint` misses the variables in a list.
             setattr(self, f"raw_rate_{index}", raw)
         self.num_weights = len(shapes)
@@ -85,47 +92,31 @@ class InnerLearningRate(keras.layers.Layer):
 
     def rates(self) -> list[Tensor]:
         """Returns the learning rates, in the order of the shapes given to `build_for`."""
-        if self.form == "fixed":
-            return [ops.convert_to_tensor(self.initial, self._precision)] * self.num_weights
-        rates = [ops.abs(ops.cast(raw, self._precision)) for raw in self.weights]
-        return rates * self.num_weights if self.form == "scalar" else rates
+        rates = [ops.abs(ops.convert_to_tensor(raw)) for raw in self.weights]
+        rates = rates or [self.initial]
+        return rates if self.form == "diagonal" else rates * self.num_weights
 
     def limit(self, largest: Tensor) -> None:
         """Lowers larger learning rates to a bound; fixed learning rates stay."""
         for raw in self.weights:
             raw.assign(ops.clip(raw, -largest, largest))
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "initial": self.initial, "form": self.form}
 
-
+@dataclasses.dataclass
 class InnerLoop(abc.ABC):
     """Per-example finetuning of a head, by Eq. (3) of Meta-Neighborhoods.
 
         phi_z = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)        (steps times)
 
-    The learning rates were built for the shapes of the `variables`. These are looked up in
-    each call, because quantization and LoRA replace them.
+    The learning rates were built for the shapes of the `finetuned_variables`.
     """
 
-    def __init__(
-        self, learning_rate: InnerLearningRate, steps: int, loss: InnerLoss
-    ) -> None:
-        self.learning_rate = learning_rate
-        self.steps = steps
-        self.loss = loss
-
-    @property
-    @abc.abstractmethod
-    def variables(self) -> list[Any]:
-        """The variables that are finetuned."""
+    learning_rate: InnerLearningRate
+    steps: int = 1
+    loss: InnerLoss = cross_entropy
 
     def constants(self, entries: Entries) -> list[Tensor]:
         """Returns what `outputs` needs of the entries and the head, but of no query."""
-        return []
-
-    def constant_symbols(self, entries: int, dtype: str) -> list[keras.KerasTensor]:
-        """Returns `constants` of so many entries as symbolic tensors."""
         return []
 
     @abc.abstractmethod
@@ -176,22 +167,18 @@ def average_over_path(
     `start` are zeros of the same shapes.
     """
     nodes, weights = np.polynomial.legendre.leggauss(PATH_POINTS)
-    times, weights = (
-        ops.convert_to_tensor(values, start[0].dtype)
-        for values in ((nodes + 1) / 2, weights / 2)
-    )
+    times = ops.convert_to_tensor((nodes + 1) / 2, start[0].dtype)
+    weights = ops.convert_to_tensor(weights / 2, start[0].dtype)
 
     def add(point: Tensor, totals: list[Tensor]) -> list[Tensor]:
-        found = slopes(times[point])
-        return [
-            total + weights[point] * slope
-            for total, slope in zip(totals, found, strict=True)
-        ]
+        pairs = zip(totals, slopes(times[point]), strict=True)
+        return [total + weights[point] * slope for total, slope in pairs]
 
     integrals: list[Tensor] = ops.fori_loop(0, PATH_POINTS, add, start)
     return integrals
 
 
+@dataclasses.dataclass(kw_only=True)
 class NestedTape(InnerLoop):
     """The inner loop of any head: a nested gradient tape, vectorized over the examples.
 
@@ -199,20 +186,7 @@ class NestedTape(InnerLoop):
     batch size, dictionary size and steps.
     """
 
-    def __init__(
-        self,
-        head: keras.layers.Layer,
-        learning_rate: InnerLearningRate,
-        steps: int = 1,
-        loss: InnerLoss = cross_entropy,
-    ) -> None:
-        super().__init__(learning_rate, steps, loss)
-        self.head = head
-
-    @property
-    def variables(self) -> list[Any]:
-        # `adapts = False` marks variables that are trained, but not finetuned.
-        return [each for each in self.head.variables if getattr(each, "adapts", True)]
+    head: keras.layers.Layer
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         def predict_one(example: tuple[Tensor, Tensor]) -> Tensor:
@@ -223,8 +197,7 @@ class NestedTape(InnerLoop):
 
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         finetune = functools.partial(self._finetune, entries)
-        weights: list[Tensor] = backend.vectorized_map(finetune, attention)
-        return weights
+        return list(backend.vectorized_map(finetune, attention))
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[Tensor]:
         """Returns the weights of one example, whose attention has shape `(entries,)`."""
@@ -234,7 +207,7 @@ class NestedTape(InnerLoop):
             return ops.sum(attention * losses), None  # MN Algorithm 1, line 6.
 
         rates = self.learning_rate.rates()
-        weights = [ops.convert_to_tensor(variable) for variable in self.variables]
+        weights = [*map(ops.convert_to_tensor, finetuned_variables(self.head))]
         for _ in range(self.steps):
             gradients, _nothing = gradients_of(inner_loss, weights)
             # MN Algorithm 1, line 7, on a nested tape: MN Eq. (3). Without a backbone it is
@@ -249,6 +222,6 @@ class NestedTape(InnerLoop):
         """Calls the head with other values for the finetuned variables."""
         # Every variable, since a StatelessScope hides enclosing ones; later pairs win.
         values = [(each, ops.convert_to_tensor(each)) for each in self.head.variables]
-        values += zip(self.variables, weights, strict=True)
+        values += zip(finetuned_variables(self.head), weights, strict=True)
         with keras.StatelessScope(state_mapping=values):
             return self.head(inputs)

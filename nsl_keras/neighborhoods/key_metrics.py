@@ -39,10 +39,6 @@ class KeyMetric(abc.ABC):
     Output shape:
         `(..., queries, keys)`. A dictionary passes tensors in float32 or wider.
 
-    Attributes:
-        defined_at_zero: bool, whether the metric is meaningful for an all-zero vector. If
-            it is not, dictionaries refuse all-zero keys.
-
     Example:
 
     >>> import keras
@@ -53,8 +49,6 @@ class KeyMetric(abc.ABC):
     ...         return keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
     >>> layer = nsl_keras.layers.NeighborDictionary(20, 3, metric=InnerProduct())
     """
-
-    defined_at_zero = True
 
     @abc.abstractmethod
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -85,8 +79,6 @@ class Cosine(KeyMetric):
     Reference:
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Similarity Metrics.
     """
-
-    defined_at_zero = False
 
     def constants(self, keys: Tensor) -> list[Tensor]:
         return [ops.swapaxes(inverse_norm(keys), -1, -2)]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -20,8 +17,8 @@ from nsl_keras.backend import (
     replicas_in_sync,
     variable_scope,
 )
-from nsl_keras.neighborhoods.constants import ComputesOnce
-from nsl_keras.neighborhoods.dictionary import NeighborDictionary
+from nsl_keras.neighborhoods.constants import Once
+from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import data, files
@@ -29,7 +26,7 @@ from nsl_keras.training.checks import CheckedModel, loss_of_logits
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
+class MetaNeighborhoodModel(CheckedModel):
     """Backbone, then a head finetuned per example on a learned dictionary of neighbors.
 
     For features `z = backbone(x)`, dictionary `{(k_j, v_j)}` and head weights `phi`,
@@ -62,8 +59,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         dtype: The dtype policy of head and dictionary.
         trainable: bool, whether the model is trained.
         **kwargs: Arguments of `MetaNeighborhoodHead`: `inner_steps`,
-            `inner_learning_rate`, `learning_rate_form`, `chunk_size`, `task` and
-            `inner_loop`.
+            `inner_learning_rate`, `learning_rate_form`, `task` and `inner_loop`.
 
     Call arguments:
         inputs: Batch of inputs, as the backbone takes them.
@@ -103,6 +99,9 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         1; defaults from Appendix A.2. Initial rate, keys and values follow the authors'
         code. The paper uses 1,000 entries for regression, 5,000 and 10,000 for images.
     """
+
+    test_function: Any
+    predict_function: Any
 
     def __init__(
         self,
@@ -194,7 +193,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
 
     def build(self, input_shape: Any) -> None:
         self.compute_output_shape(input_shape)
-        self.neighborhood.build_constants()
+        self.neighborhood.constants.build()
         nesting.pass_on_frozen(self)
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
@@ -241,6 +240,24 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         if y is not None:
             self.dictionary.require_targets(y)
 
+    def make_test_function(self, force: bool = False) -> Any:
+        super().make_test_function(force)
+        self.test_function = self._computing_once(self.test_function, "test_step")
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        super().make_predict_function(force)
+        self.predict_function = self._computing_once(self.predict_function, "predict_step")
+        return self.predict_function
+
+    def _computing_once(self, function: Any, step: str) -> Any:
+        """Returns a function of batches that computes the head's constants once."""
+        if isinstance(function, Once):
+            function.is_due = True
+        elif getattr(type(self), step) is getattr(keras.Model, step):
+            return Once(self, function)
+        return function
+
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
 
@@ -254,18 +271,14 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
             # `DualForm._traces`.
             predictions = self(x, training=True)
             # MN Algorithm 1, line 9; MN Eq. (2).
-            takes = inspect.signature(self.compute_loss).parameters
-            mode = {"training": True} if "training" in takes else {}
-            loss = self.compute_loss(x, y, predictions, sample_weight, **mode)
+            loss = self.compute_loss(x, y, predictions, sample_weight)
             scaled_loss = self.optimizer.scale_loss(loss)
         gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
         # Under `tf.distribute` Keras has divided the loss by the number of replicas.
-        first = next(leaf for leaf in tree.flatten(x) if leaf is not None)
-        reported, examples = loss * replicas_in_sync(), ops.shape(first)[0]
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(reported, sample_weight=examples)
+        tracker = next(metric for metric in self.metrics if metric.name == "loss")
+        examples = ops.shape(data.leaves(x)[0])[0]
+        tracker.update_state(loss * replicas_in_sync(), sample_weight=examples)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(
@@ -273,33 +286,37 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         x: Any,
         y: Any = None,
         seed: int | None = None,
-        batch_size: int = 128,
         steps: int | None = None,
-        verbose: Any = 0,
+        **options: Any,
     ) -> np.ndarray:
-        """Sets the dictionary's entries to examples; see `NeighborDictionary`.
+        """Sets the dictionary's entries to examples, drawn at random without replacement.
 
-        Features of the drawn examples become the keys, and their smoothed labels or targets
-        become the values. With a backbone, do this once it is trained. Because norms may be
-        large, inner learning rates are lowered until a step on an entry of average norm
-        does not overshoot, unless they are fixed or the head is a `CosineDense`.
+        Features of the drawn examples become the keys, and their targets, or their labels
+        smoothed by 1 % so that training can still change them, become the values. Classes
+        get equal shares of the entries (if a class has too few examples, other classes fill
+        up), or the shares of fixed one-hot values.
+
+        With a backbone, do this once it is trained. Because norms may be large, inner
+        learning rates are lowered until a step on an entry of average norm does not
+        overshoot, unless they are fixed or the head is a `CosineDense`.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.
-            y: Array of labels or targets; `None` if a data set yields them.
+            y: Class numbers, of shape `(n,)` or `(n, 1)`; or class probabilities or
+                targets, of shape `(n, outputs)`; `None` if a data set yields them.
             seed: int or `None`, the seed of the draw.
-            batch_size: int, the number of examples computed at once.
             steps: int or `None`, the number of batches to read from a data set; needed if
                 it is infinite.
-            verbose: See `keras.Model.predict`.
+            **options: `batch_size` (128) and `verbose` of `keras.Model.predict`.
 
         Returns:
             NumPy array of shape `(num_neighbors,)`, the index of the example that became
             each entry.
 
         Raises:
-            ValueError: See `NeighborDictionary.initialize_from`; for NaN and infinities;
-                and if there are no targets.
+            ValueError: For fewer examples than entries, too few examples of a class for
+                fixed one-hot values, labels or targets that are missing or do not fit, NaN
+                and infinities, and a dictionary of given values.
 
         Example:
 
@@ -319,8 +336,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         with variable_scope(self):  # Workers share the state of a seed made there.
             drawn = self.dictionary.draw_examples(y, examples, seed)
         chosen = data.map_arrays(lambda each: each[drawn], x)
-        options = {"batch_size": batch_size, "verbose": verbose}
-        features = data.predict(self.features, self, chosen, **options)
+        features = self._features_of(chosen, **options)
         self.dictionary.assign_examples(features, y[drawn])
         self.neighborhood.limit_rates()
         return drawn
@@ -331,9 +347,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         k: int = 5,
         by: str = "attention",
         effects: bool = False,
-        batch_size: int = 32,
-        steps: int | None = None,
-        verbose: Any = 0,
+        **options: Any,
     ) -> Neighbors:
         """Returns the dictionary entries that each example attends to most.
 
@@ -351,12 +365,10 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
                 other classes.
             effects: bool, whether to compute `output_changes` with `by="attention"` too.
                 They take several times the time and memory of `predict`.
-            batch_size: See `initialize_from`.
-            steps: See `initialize_from`.
-            verbose: See `keras.Model.predict`.
+            **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
 
         Returns:
-            `nsl_keras.neighborhoods.explain.Neighbors`, a class that explains its arrays.
+            `nsl_keras.neighborhoods.head.Neighbors`, a class that explains its arrays.
             The entry of largest attention (or effect) comes first.
 
         Raises:
@@ -373,8 +385,8 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)
-        options = {"batch_size": batch_size, "steps": steps, "verbose": verbose}
-        found = self._ranking(k, by, effects).predict(x, **options)
+        with self.neighborhood.constants.computed():
+            found = self._ranking(k, by, effects).predict(x, **options)
         return Neighbors(**{"output_changes": None, **found})
 
     def neighbors_of_batch(
@@ -383,19 +395,19 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         """Returns `neighbors` of a batch as tensors, for use in a function of your own."""
         return self.neighborhood.neighbors(self.features(inputs), k, by, effects)
 
-    def nearest_examples(
-        self, x: Any, batch_size: int = 128, steps: int | None = None, verbose: Any = 0
-    ) -> np.ndarray:
+    def nearest_examples(self, x: Any, y: Any = None, **options: Any) -> np.ndarray:
         """Returns the number of the example nearest to each entry, by the key metric.
 
         Args:
             x: Examples to choose from, for instance the training inputs.
-            batch_size: See `initialize_from`.
-            steps: See `initialize_from`.
-            verbose: See `keras.Model.predict`.
+            y: Labels of the examples, or `None`. With labels, each entry of a classifier
+                gets the nearest example of its own class, the most probable one of its
+                value. A regressor ignores labels.
+            **options: `batch_size` (128), `steps` and `verbose` of `keras.Model.predict`.
 
         Raises:
-            ValueError: If the model is not built.
+            ValueError: If the model is not built; for labels that do not fit, or leave out
+                the class of an entry.
 
         Example:
 
@@ -405,41 +417,51 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         ...     None, nsl_keras.layers.CosineDense(3), dictionary=20)
         >>> x = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
         >>> model.build(x.shape)
-        >>> nearest = model.nearest_examples(x)
+        >>> nearest = model.nearest_examples(x, np.arange(40) % 3)
         >>> x[nearest[model.neighbors(x[:4], k=5).indices]].shape
         (4, 5, 6)
         """
         validation.built(self, "nearest_examples")
-        options = {"batch_size": batch_size, "steps": steps, "verbose": verbose}
-        features = at_least_float32(data.predict(self.features, self, x, **options))
+        features = at_least_float32(self._features_of(x, **options))
+        keys, values, _ = self.dictionary.entries(features.dtype)
+        classes, labels = np.zeros(self.num_neighbors), np.zeros(len(features))
+        if y is not None and self.task == "classification":
+            self.dictionary.require_targets(y)
+            validation.one_per_example(y, len(features), "y")
+            classes, labels = ops.convert_to_numpy(ops.argmax(values, 1)), classes_of(y)
+            missing = np.setdiff1d(classes, labels)
+            demand = "labels of all classes that entries have"
+            validation.require(not missing.size, "y", demand, f"no label {missing}")
 
-        def nearest(keys: Tensor) -> Tensor:
-            scores = self.dictionary.metric(features, at_least_float32(keys))
-            return ops.argmax(scores, axis=0)
+        def nearest(entries: list[Tensor]) -> Tensor:
+            scores = self.dictionary.metric(features, entries[0])
+            same_class = ops.equal(labels[:, None], entries[1][None])
+            return ops.argmax(ops.where(same_class, scores, -np.inf), axis=0)
 
-        keys = ops.convert_to_numpy(self.dictionary.keys)
-        found: np.ndarray = data.predict(nearest, self, keys)
-        return found
+        entries = [ops.convert_to_numpy(keys), classes]
+        return np.asarray(data.predict(nearest, self, entries))
+
+    def _features_of(self, x: Any, **options: Any) -> Any:
+        options = {"batch_size": 128, **options}
+        return data.predict(self.features, self, x, **options)
 
     def _without_adaptation(self) -> keras.Model:
         if graphs.is_graph(self.backbone):
             inputs, features = graphs.symbols_of(self.backbone)
         else:
-            inputs = tree.map_shape_structure(
-                lambda shape: shape and keras.Input(shape[1:]),
-                self.get_build_config()["input_shape"],
-            )
+            shapes = self.get_build_config()["input_shape"]
+            inputs = _symbols_of(shapes, lambda shape: keras.Input(shape[1:]))
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
-    def _ranked(self, k: int, by: str, effects: bool) -> _Ranking:
+    def _ranked(self, k: int, by: str, effects: bool) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
 
         def ranking(inputs: Any) -> dict[str, Tensor]:
             found = self.neighbors_of_batch(inputs, k, by, effects)._asdict()
             return {name: each for name, each in found.items() if each is not None}
 
-        return _Ranking(ranking, self, self.run_eagerly)
+        return data.BatchFunction(ranking, self, self.run_eagerly)
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
@@ -453,18 +475,6 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         validation.built(self, "inner_learning_rates")
         return self.neighborhood.learning_rate.rates()
 
-    @contextlib.contextmanager
-    def constants_computed(self) -> Iterator[None]:
-        """Computes once, for a graph, what does not depend on the inputs.
-
-        Graphs traced in this context, and written before the weights change, contain the
-        result.
-        """
-        validation.built(self, "constants_computed")
-        self.neighborhood.update_constants()
-        with self.neighborhood.constants.used():
-            yield
-
     @functools.wraps(keras.Model.export)
     def export(
         self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
@@ -472,7 +482,7 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         validation.built(self, "export")
         # Keras refuses a model that was never called, as after loading.
         self(_symbols_of(self.get_build_config()["input_shape"]))
-        with self.constants_computed():
+        with self.neighborhood.constants.computed():
             super().export(filepath, format, *args, **kwargs)
         if format == "onnx":
             files.require_onnx(filepath)
@@ -481,7 +491,8 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         """Quantizes the backbone, but not the head, which is finetuned."""
         if self.backbone is not None:
             self.backbone.quantize(*args, **kwargs)
-        self.train_function = self.test_function = self.predict_function = None
+        for model in (self, self.unadapted):
+            model.train_function = model.test_function = model.predict_function = None
         self._ranking.cache_clear()
 
     def get_config(self) -> dict[str, Any]:
@@ -490,15 +501,5 @@ class MetaNeighborhoodModel(ComputesOnce, CheckedModel):
         return {**self.neighborhood.get_config(), **own, "backbone": backbone}
 
 
-class _Ranking(ComputesOnce, data.BatchFunction):
-    """Private: the `neighbors` of batches as a model."""
-
-    @property
-    def neighborhood(self) -> MetaNeighborhoodHead:
-        return self.model.neighborhood
-
-
-def _symbols_of(shapes: Any) -> Any:
-    return tree.map_shape_structure(
-        lambda shape: shape and keras.KerasTensor(shape), shapes
-    )
+def _symbols_of(shapes: Any, make: Any = keras.KerasTensor) -> Any:
+    return tree.map_shape_structure(lambda shape: shape and make(shape), shapes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from nsl_keras import graphs
+from nsl_keras import graphs, validation
 from nsl_keras.copying import copied
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.nesting import sublayers
@@ -25,26 +25,20 @@ def split_classifier(
     copy = copied(model)
     last, after = graphs.ending(copy)
     ends = [last, *after]
+    passing = (*graphs.PASSING, keras.layers.Softmax)
     dropped = (keras.activations.linear, *[keras.activations.softmax] * softmax)
-    if not _is_dense(last) or not all(
-        graphs.activation_of(each) in dropped
-        and (each is last or type(each) in (*graphs.PASSING, keras.layers.Softmax))
-        for each in ends
-    ):
-        names = [repr(each.name) for each in (last, *reversed(after)) if each is not None]
+    is_linear = all(graphs.activation_of(each) in dropped for each in ends)
+    if not (_is_dense(last) and is_linear and all(type(each) in passing for each in after)):
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
             "1x1 convolution of a 1x1 map; in classification a softmax may follow, but "
             "not a sigmoid of one output (use a softmax of two outputs). "
-            f"Received: model {model.name!r}, which ends in "
-            f"{', '.join(names) or 'several outputs'}"
+            f"Received: model {model.name!r}, which ends in {[last, *reversed(after)]}"
         )
-    flat = {
-        id(each): keras.layers.Flatten(
-            name=f"instead_of_{each.name}", dtype=each.dtype_policy
-        )
-        for each in ends
-    }
+    flat = {}
+    for each in ends:
+        options = {"name": f"instead_of_{each.name}", "dtype": each.dtype_policy}
+        flat[id(each)] = keras.layers.Flatten(**options)
     holding = [each for each in (copy, *sublayers(copy)) if graphs.is_graph(each)]
     reached = [each.outputs[0] for each in holding] + [each.input for each in after]
     # A layer's `output` is that of its first call. Sequential models call a layer once.
@@ -53,28 +47,22 @@ def split_classifier(
     )
     rank = 4 if isinstance(last, keras.layers.Conv2D) else 2
     is_vector = len(last.output.shape) == rank and len(model.output_shape) == 2
-    if not is_vector or not is_last:
-        raise ValueError(
-            "`model` must have one output, of shape (batch, classes) or (batch, targets), "
-            "and use its last layer once. Received: output shapes "
-            f"{[output.shape for output in model.outputs]}, last layer {last.name!r}"
-        )
+    demand = (
+        "a model of one output, of shape (batch, classes) or (batch, targets), that uses "
+        "its last layer once"
+    )
+    validation.require(is_vector and is_last, "model", demand, model.outputs)
     backbone = graphs.replayed(copy, flat)
     inputs, outputs = graphs.symbols_of(backbone)
     if not isinstance(outputs, keras.KerasTensor):  # One output, in a dict or list.
         backbone = keras.Model(inputs, backbone.outputs[0], name=backbone.name)
     if isinstance(last, keras.layers.Conv2D):
-        head = keras.layers.Dense(
-            last.filters,
-            use_bias=last.use_bias,
-            kernel_regularizer=last.kernel_regularizer,
-            bias_regularizer=last.bias_regularizer,
-            dtype=last.dtype_policy,
-            trainable=last.trainable,
-        )
+        names = ("use_bias", "kernel_regularizer", "bias_regularizer", "trainable")
+        kept = {name: getattr(last, name) for name in names}
+        head = keras.layers.Dense(last.filters, dtype=last.dtype_policy, **kept)
         head.build(backbone.output_shape)
-        weights = zip(last.get_weights(), head.weights, strict=True)
-        head.set_weights([weight.reshape(own.shape) for weight, own in weights])
+        for own, weight in zip(head.weights, last.get_weights(), strict=True):
+            own.assign(weight.reshape(own.shape))
         return backbone, head
     if hasattr(last, "activation"):
         last.activation = keras.activations.linear

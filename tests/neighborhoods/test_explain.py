@@ -66,22 +66,15 @@ def test_changes_of_all_entries_sum_to_the_change(kinds, options, tolerance):
     check_close(neighbors_of(layer).output_changes.sum(axis=1), change, tolerance)
 
 
-@pytest.mark.parametrize(
-    ("steps", "share", "bound"),
-    [(1, 1.0, 1e-3), pytest.param(3, 0.5, 0.01, marks=pytest.mark.long)],
-)
-def test_large_steps_leave_an_error_of_the_integral(steps, share, bound):
-    """What the docstring says of a cosine layer, in all or half of the examples."""
-    options = {"inner_steps": steps, "inner_learning_rate": 0.9}
-    model = nsl_keras.MetaNeighborhoodModel(
-        None, nsl_keras.layers.CosineDense(3), 12, **options
-    )
-    x = normal(64, 8)
+def test_a_large_step_leaves_a_small_error_of_the_integral():
+    """What the docstring says of a cosine layer."""
+    head, x = nsl_keras.layers.CosineDense(3), normal(64, 8)
+    model = nsl_keras.MetaNeighborhoodModel(None, head, 12, inner_learning_rate=0.9)
     model.build(x.shape)
     found = model.neighbors(x, k=12, effects=True, batch_size=64)
-    change = as_numpy(model(x) - model(x, adapt=False))
+    change = found.after - found.before
     errors = np.abs(found.output_changes.sum(axis=1) - change).max(axis=1)
-    assert np.quantile(errors / np.abs(change).max(axis=1), share) < bound
+    assert np.all(errors < 1e-3 * np.abs(change).max(axis=1))
 
 
 @pytest.mark.long
@@ -107,16 +100,6 @@ def test_changes_of_single_entries():
     check_close(changes_of(layer), expected, 2e-3 * np.abs(expected).max())
 
 
-def test_chunks_and_fewer_neighbors_change_nothing():
-    expected = neighbors_of(heads.build("cosine"))
-    found = neighbors_of(heads.build("cosine", chunk_size=3))
-    np.testing.assert_array_equal(found.indices, expected.indices)
-    check_close(found.output_changes, expected.output_changes, 1e-12)
-    few = neighbors_of(heads.build("cosine"), k=2)
-    for some, all_of_them in zip(few[:4], expected, strict=False):
-        check_close(some, all_of_them[:, :2], 1e-12)
-
-
 def test_entries_without_attention_change_nothing():
     found = neighbors_of(heads.build("cosine", dictionary={"temperature": 1e-4}))
     assert np.abs(found.output_changes[:, 0]).max() > 0.01
@@ -130,7 +113,7 @@ def test_rankings(kinds):
     np.testing.assert_array_equal(neighbors_of(layer).indices, np.argsort(-effects))
     attention = as_numpy(layer.dictionary.attention(z))
     found, same = layer.neighbors(z, 3), layer.neighbors(z, 3, effects=True)
-    for each in (found, same):
+    for each in (found, same):  # Also that fewer neighbors are the first ones.
         np.testing.assert_array_equal(each.indices, np.argsort(-attention)[:, :3])
     assert found.output_changes is None
     expected = np.take_along_axis(changes_of(layer), as_numpy(same.indices)[..., None], 1)
@@ -142,10 +125,8 @@ def test_a_model_s_effects_are_optional():
     model = nsl_keras.MetaNeighborhoodModel(None, nsl_keras.layers.CosineDense(3), 12)
     x = normal(16, 8)
     model.build(x.shape)
-    by_effect, found = model.neighbors(x, by="effect"), model.neighbors(x)
-    assert np.any(by_effect.indices != found.indices)
-    expected = np.argsort(-as_numpy(model.dictionary.attention(x)))[:, :5]
-    np.testing.assert_array_equal(found.indices, expected)
+    found = model.neighbors(x)
     assert found.output_changes is None
     assert_close(found.after, model(x))
-    assert model.neighbors(x, effects=True).output_changes.shape == (16, 5, 3)
+    for options in ({"effects": True}, {"by": "effect"}):
+        assert model.neighbors(x, **options).output_changes.shape == (16, 5, 3)

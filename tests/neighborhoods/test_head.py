@@ -4,7 +4,15 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_close, assert_equal, gradients, normal
+from helpers import (
+    as_numpy,
+    assert_all_equal,
+    assert_close,
+    assert_equal,
+    gradients,
+    normal,
+    randomize,
+)
 from keras import ops
 
 import nsl_keras
@@ -63,33 +71,23 @@ DUAL = {"inner_loop": "dual"}
         (lambda: keras.layers.Dense(1), {}, r'at least two classes.*task="regression"'),
         (lambda: dense(activation="softmax"), {}, "must return logits"),
         (lambda: keras.Sequential([ending_in(ops.softmax)]), {}, "logits.*pass through"),
-        (two_by_two, {}, "of shape .batch, classes."),
+        (two_by_two, {}, "of shape .batch, classes.*2, 2"),
         (two_by_two, REGRESSION, "of shape .batch, outputs."),
-        (of_two_outputs, REGRESSION, r"one tensor.*\[\(None, 1\), "),
+        (of_two_outputs, REGRESSION, r"one output.*\[\(None, 1\), "),
         (lambda: normalized(keras.layers.Dropout, rate=0.5), DUAL, "Dropout"),
         (lambda: normalized(keras.layers.LayerNormalization), DUAL, "LayerNormalization"),
-        (
-            lambda: keras.Sequential([keras.layers.ReLU(), dense()]),
-            DUAL,
-            "an activation aft",
-        ),
-        (
-            lambda: keras.Sequential([dense(activation=keras.layers.PReLU()), dense()]),
-            DUAL,
-            "a PReLU as its activation",
-        ),
+        (lambda: keras.Sequential([keras.layers.ReLU()]), DUAL, "activations for .*ReLU"),
+        (lambda: dense(activation=keras.layers.PReLU()), DUAL, "activation=<PReLU"),
         (lambda: normalized(keras.layers.BatchNormalization), {}, "inner_norm/moving_mean"),
-        (lambda: ending_in(dense(dtype="mixed_float16")), TAPE, "must compute in float32"),
-        (dense, TAPE | {"chunk_size": 3}, "`chunk_size` must be None on the nested tape"),
-        (lambda: dense(activity_regularizer="l2"), {}, "not have an activity regularizer"),
-        (lambda: dense(lora_rank=2), {}, "plain kernels.*'Dense'"),
-        (quantized, {}, "plain kernels.*'Dense'"),
+        (lambda: ending_in(dense(dtype="float16")), TAPE, "or wider on the nested tape"),
+        (lambda: dense(activity_regularizer="l2"), {}, "without activity regularizers"),
+        (lambda: dense(lora_rank=2), {}, "plain kernels.*<Dense name"),
+        (quantized, {}, "plain kernels.*<Dense name"),
         (str, {}, "`head` must be a Keras layer"),
         (None, {"dictionary": 0}, "`dictionary` must be a positive integer"),
         (None, {"inner_steps": 0}, "`inner_steps` must be a positive integer"),
         (None, {"inner_learning_rate": -1.0}, "`inner_learning_rate` must be a finite"),
         (None, {"learning_rate_form": "matrix"}, "`learning_rate_form` must be one of"),
-        (None, {"chunk_size": 0}, "`chunk_size` must be a positive integer"),
         (None, {"task": "ranking"}, "`task` must be one of 'classification', 'regression'"),
         (None, {"inner_loop": "fast"}, "`inner_loop` must be one of 'auto', 'dual'"),
         (None, {"steps": 2}, "Unrecognized keyword arguments.*Head: {'steps': 2}"),
@@ -123,13 +121,10 @@ def test_checkpoints_of_tensorflow_hold_every_weight(tmp_path, form):
         layer.build((None, 4))
         return layer
 
-    layer, again = make(), make()
-    for weight in layer.weights:
-        weight.assign(0.3 + np.random.default_rng(0).random(weight.shape))
+    layer, again = randomize(make()), make()
     path = tf.train.Checkpoint(layer).write(str(tmp_path / "checkpoint"))
     tf.train.Checkpoint(again).read(path).assert_consumed()
-    for one, other in zip(layer.weights, again.weights, strict=True):
-        assert_equal(one, other)
+    assert_all_equal(layer.weights, again.weights)
 
 
 def test_changed_kernels_are_refused_after_build_too():
@@ -153,11 +148,14 @@ def test_what_needs_a_built_layer():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
-@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize(
+    ("inner_loop", "metric"), [("dual", "cosine"), ("tape", "euclidean")]
+)
 def test_integer_features(inner_loop, metric):
-    features = np.arange(24).reshape(4, 6)
-    dictionary = NeighborDictionary(20, metric=metric)
+    features, dictionary = (
+        np.arange(24).reshape(4, 6),
+        NeighborDictionary(20, metric=metric),
+    )
     layer = MetaNeighborhoodHead(CosineDense(3), dictionary, inner_loop=inner_loop)
     assert_equal(layer(features), layer(features.astype("float32")))
 
@@ -167,7 +165,7 @@ def test_errors_of_neighbors():
     for options in ({"k": heads.ENTRIES + 1}, {"k": 0}, {"by": "weight"}):
         with pytest.raises(ValueError, match=f"`{next(iter(options))}` must be"):
             layer.neighbors(heads.features(), **options)
-    with pytest.raises(ValueError, match=r"Features must have shape .*\(3, 4\)"):
+    with pytest.raises(ValueError, match=r"`features.shape` must be .*\(3, 4\)"):
         layer.neighbors(ops.ones((3, 4)))
 
 
