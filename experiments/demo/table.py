@@ -45,6 +45,21 @@ def table(found: list[dict]) -> str:
     return tables.markdown([*columns, "parameters", "step time"], rows)
 
 
+def rivals(found: list[dict]) -> str:
+    """One line a classifier without a network, on the same images."""
+    rows = []
+    for name in dict.fromkeys(run["method"] for run in found):
+        accuracies = tables.percent(found, name, "test_accuracy").values()
+        same = len({*accuracies}) == 1  # No random numbers.
+        rows.append([name, tables.mean([*accuracies][:1] if same else accuracies)])
+    return tables.markdown(["without a network", "test accuracy, %"], rows)
+
+
+def _rivals(results: pathlib.Path, dataset: str) -> list[str]:
+    found = runs.RunRecords(results / PLACE, f"{dataset}_rivals").runs
+    return [f"{tables.commands(found)}:", rivals(found)] if found else []
+
+
 def section(results: pathlib.Path, dataset: str) -> str:
     title = f"## Demo: {dataset}"
     records = runs.RunRecords(results / PLACE, dataset)
@@ -59,6 +74,7 @@ def section(results: pathlib.Path, dataset: str) -> str:
         f"seeds {tables.seeds(found)}; mean ± standard deviation, differences "
         "paired by seed.",
         table(found),
+        *_rivals(results, dataset),
         f"Served without nsl_keras: {served['agreeing_predictions']} of "
         f"{served['test_images']} predictions agree, logits to "
         f"{served['largest_logit_difference']:.1e}.",

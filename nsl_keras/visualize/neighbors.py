@@ -32,7 +32,8 @@ def plot_neighbors(
 ) -> Any:
     """Draws predictions, each beside the training images that the model finds most similar.
 
-    Each dictionary entry stands for the example nearest to it. Below an example are its
+    Each dictionary entry stands for the example nearest to it, with labels for the nearest
+    of its own class. Below an example are its
     label and its similarity: the largest score of the key metric (by default the cosine)
     between the image and an entry that the example stands for. Attention falls on all
     entries, the more the larger their scores.
@@ -81,7 +82,7 @@ def plot_neighbors(
     of_examples = _labels(labels, names, len(pictures), "labels")
     truths = _labels(y, names, len(queries), "y")
 
-    nearest = model.nearest_examples(examples)
+    nearest = model.nearest_examples(examples, labels)
     demand = "at least 1, and at most the number of examples nearest to an entry"
     validation.require(k in range(1, len({*nearest}) + 1), "k", demand, k)
     features = data.predict(model.features, model, x)
