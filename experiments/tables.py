@@ -257,6 +257,9 @@ _MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
     "demo": lambda: _section(experiments.demo.table, "digits"),
+    "rivals": lambda: experiments.demo.table.rivals(
+        _records(experiments.demo.table.PLACE, "digits_rivals").runs
+    ),
     "few_shot": lambda: _few_shot(5),
     "static_few_shot": lambda: _few_shot(4, _SMALL, experiments.few_shot.table.ADAPTED),
     "dynamic_few_shot": lambda: _few_shot(

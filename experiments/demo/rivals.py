@@ -1,4 +1,4 @@
-r"""What classifies the demo's images without a network: neighbors of pixels, SVM, perceptron.
+r"""Classifies the demo's images without a network: nearest neighbors, SVM, perceptron.
 
     python -m experiments.demo.rivals --output_dir=.
 

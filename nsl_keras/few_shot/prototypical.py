@@ -199,6 +199,7 @@ class NearestCentroid(MetricLearner):
         options: dict[str, Any] = {"dtype": features.dtype}
         # Features may be shorter than `CosineDense` normalizes exactly.
         units = [keras.layers.Flatten(**options), keras.layers.UnitNormalization(**options)]
+        units.insert(1, keras.layers.Rescaling(1.0, **options))  # Integers become floats.
         classifier = CosineDense(self.ways, scale=1.0, **options)
         model = AdaptedModel([*layers, *units, classifier, head])
         membership = ops.one_hot(labels, self.ways, dtype=features.dtype)

@@ -29,11 +29,12 @@ def split_classifier(
     dropped = (keras.activations.linear, *[keras.activations.softmax] * softmax)
     is_linear = all(graphs.activation_of(each) in dropped for each in ends)
     if not (_is_dense(last) and is_linear and all(type(each) in passing for each in after)):
+        names = [each and each.name for each in (last, *reversed(after))]
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
             "1x1 convolution of a 1x1 map; in classification a softmax may follow, but "
             "not a sigmoid of one output (use a softmax of two outputs). "
-            f"Received: model {model.name!r}, which ends in {[last, *reversed(after)]}"
+            f"Received: model {model.name!r}, which ends in {names}"
         )
     flat = {}
     for each in ends:

@@ -1,16 +1,18 @@
 """Checks of data and losses that the models of this package share.
 
-Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a
-`keras.utils.PyDataset`, the first batch. Other batches, and those of generators and of
-`tf.data`, are not read in advance: bad values in them make the loss non-finite, and `fit`
-stops there.
+Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a generator or a
+`keras.utils.PyDataset`, the first batch. Other batches, and all batches of `tf.data`, are
+not read in advance: bad values in them make the loss non-finite, and `fit` stops there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import itertools
 import math
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +111,10 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
         if isinstance(x, keras.utils.PyDataset):
             return _FirstChecked(x, check)
+        if isinstance(x, types.GeneratorType):
+            for batch in (first := [*itertools.islice(x, 1)]):
+                check(batch)
+            return (batch for batch in itertools.chain(first, x))
         check((x, y))
         return x
 
@@ -150,33 +156,41 @@ class _FirstChecked(keras.utils.PyDataset):
         return batch
 
 
-#: Losses of Keras that compare numbers or margins, by the names of functions and classes
-#: without underscores. They say nothing of logits, and take them.
-_OF_NUMBERS = (
-    *("hinge", "squaredhinge", "categoricalhinge", "cosinesimilarity"),
-    *("meansquarederror", "meanabsoluteerror", "huber", "logcosh"),
-)
-
-
 def loss_of_logits(loss: Any) -> None:
     """Raises if a loss, or one of several losses, does not take logits.
 
-    A loss with the argument `from_logits` says so itself. Hinge losses and distances
-    between logits and one-hot labels pass, for example `MeanSquaredError`. All other losses
-    of Keras take probabilities. Losses that are not Keras's own are not asked.
+    A loss with the argument `from_logits` says so itself. Any other loss of Keras takes
+    logits if it pulls up the logit of the true class wherever this is negative and the
+    smallest, and pulls up no other logit by more. Hinge losses and distances between logits
+    and one-hot labels do, for example `MeanSquaredError`; losses of probabilities are flat,
+    NaN or misleading there. Losses that are not Keras's own are not asked.
     """
-    known = vars(keras.losses).values()
-    for each in map(keras.losses.get, keras.tree.flatten(loss)):
-        if each is None:
-            continue
-        argument = inspect.signature(each).parameters.get("from_logits")
-        says = getattr(each, "from_logits", argument and argument.default)
-        name = getattr(each, "__name__", type(each).__name__).lower().replace("_", "")
-        if says is None and (each in known or type(each) in known):
-            says = name in _OF_NUMBERS
-        if says is False:
+    for each in keras.tree.flatten(loss):
+        if each is not None and not _takes_logits(keras.losses.get(each)):
             raise ValueError(
                 "`loss` must take logits, as "
                 "keras.losses.SparseCategoricalCrossentropy(from_logits=True) does. "
                 f"Received: loss={loss!r}"
             )
+
+
+def _takes_logits(loss: Any) -> bool:
+    argument = inspect.signature(loss).parameters.get("from_logits")
+    says = getattr(loss, "from_logits", argument and argument.default)
+    known = vars(keras.losses).values()
+    if says is not None or (type(loss) not in known and loss not in known):
+        return says is not False
+    for logits in ([-3.0, -1.0, -2.0], [-3.0, 2.0, 1.5]):
+        larger = [_value_of(loss, logits + 0.5 * row) for row in np.eye(3)]
+        gain, *others = _value_of(loss, np.array(logits)) - np.array(larger)
+        if not (gain > 0 and max(others) <= gain + 1e-4):  # NaN compares as false.
+            return False
+    return True
+
+
+def _value_of(loss: Any, logits: np.ndarray) -> float:
+    """Returns the loss of one example of class 0; NaN if there is none."""
+    for label in (np.eye(1, 3), np.zeros(1)):  # One-hot, or an integer.
+        with contextlib.suppress(ValueError, TypeError):
+            return float(keras.ops.sum(loss(label, logits[None].astype("float32"))))
+    return math.nan

@@ -175,7 +175,7 @@ def test_policies_equal_a_direct_computation(policy):
     logits = as_numpy(model(inputs))
     for row, episode in zip(logits, zip(*inputs, strict=True), strict=True):
         expected = as_numpy(query_logits_by_hand(weights, episode, policy, stored))
-        np.testing.assert_allclose(row, expected, atol=10 * tolerance)
+        np.testing.assert_allclose(row, expected, rtol=1e-5, atol=10 * tolerance)
     alone = as_numpy(model((*inputs[:2], inputs[2][:, :1])))
     independent = np.allclose(alone, logits[:, :1], atol=1e-4)
     assert independent == (policy != "transductive")
