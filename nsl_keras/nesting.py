@@ -134,8 +134,12 @@ def unfrozen(layer: Layer) -> Iterator[None]:
 
 
 def forget_functions(model: Any) -> None:
-    """Drops the functions that a model compiled, which know its former layers."""
-    model.train_function = model.test_function = model.predict_function = None
+    """Drops what a model, and the models inside it, compiled for their former layers."""
+    for part in (model, *sublayers(model)):
+        if isinstance(part, keras.Model):
+            part.train_function = part.test_function = part.predict_function = None
+        if hasattr(part, "forget_graphs"):
+            part.forget_graphs()
 
 
 def has_plain_kernel(layer: Layer) -> bool:

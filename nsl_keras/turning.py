@@ -1,7 +1,7 @@
 """Turns a built layer into its kin, in place: a Keras layer into one of ours, and back.
 
 The layer stays the same object with the same variables, so graphs, nested models, names and
-paths stay as they are. Conversions turn the layers of a copy.
+paths stay as they are. Conversions turn layers of a copy, or of the model itself.
 """
 
 from __future__ import annotations
@@ -64,12 +64,16 @@ class Foldable(keras.layers.Layer):
         copy.turn_back()
         return copy
 
-    def turn_back(self) -> None:
-        """Turns the layer into the plain layer, in place."""
-        values = self.folded_variables()
+    def leave_kin(self) -> None:
+        """Makes the layer a plain one, with the values that its variables have."""
         for name in self.own_attributes:
             remove_attribute(self, name)
         self.__class__ = self.plain
+
+    def turn_back(self) -> None:
+        """Turns the layer into the plain layer that computes the same, in place."""
+        values = self.folded_variables()
+        self.leave_kin()
         for variable, value in values:
             set_autocast(variable, True)
             variable.assign(value)

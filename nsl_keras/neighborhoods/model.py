@@ -491,8 +491,12 @@ class MetaNeighborhoodModel(CheckedModel):
         """Quantizes the backbone, but not the head, which is finetuned."""
         if self.backbone is not None:
             self.backbone.quantize(*args, **kwargs)
-        for model in (self, self.unadapted):
-            model.train_function = model.test_function = model.predict_function = None
+        nesting.forget_functions(self)
+
+    def forget_graphs(self) -> None:
+        """Drops the functions of models that this model made of its layers."""
+        if self.built:
+            nesting.forget_functions(self.unadapted)
         self._ranking.cache_clear()
 
     def get_config(self) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def split_classifier(
     if not isinstance(outputs, keras.KerasTensor):  # One output, in a dict or list.
         backbone = keras.Model(inputs, backbone.outputs[0], name=backbone.name)
     if isinstance(last, keras.layers.Conv2D):
-        names = ("use_bias", "kernel_regularizer", "bias_regularizer", "trainable")
-        kept = {name: getattr(last, name) for name in names}
+        same = ("use_bias", "kernel_regularizer", "bias_regularizer", "trainable")
+        kept = {name: getattr(last, name) for name in same}
         head = keras.layers.Dense(last.filters, dtype=last.dtype_policy, **kept)
         head.build(backbone.output_shape)
         for own, weight in zip(head.weights, last.get_weights(), strict=True):

@@ -16,6 +16,7 @@ from keras import ops
 from nsl_keras import graphs, nesting, similarities, validation
 from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
+from nsl_keras.similarity import predictors
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -24,7 +25,7 @@ from nsl_keras.similarity.convolution import (
     NeuralSimilaritySeparableConv2D,
 )
 from nsl_keras.similarity.dense import NeuralSimilarityDense
-from nsl_keras.similarity.einsum import NeuralSimilarityEinsumDense
+from nsl_keras.similarity.einsum import NeuralSimilarityEinsumDense, contracted_axes
 from nsl_keras.similarity.folding import is_ours
 from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
 
@@ -123,7 +124,7 @@ def add_similarity(
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 4. On features, with
         `"orthogonal"`, this is Orthogonal Finetuning (Qiu et al., NeurIPS 2023).
     """
-    similarity = similarities.get(similarity)
+    similarity, predictor = similarities.get(similarity), predictors.get(predictor)
     is_new = getattr(predictor, "shared_network", None) is None
     demand = "a new `SharedSimilarityPredictor`, which no layer uses"
     validation.require(is_new, "predictor", demand, predictor)
@@ -152,26 +153,25 @@ def add_similarity(
         for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
             is_free = not freeze_backbone or layer in free
             trains = {"kernel_trainable": layer.trainable and is_free}
+            flags = [(each, each.trainable) for each in (layer, *layer.variables)]
+            undone.callback(nesting.set_flags, flags)
             KIN[type(layer)].turn(layer, is_inside, similarity, predictor, **trains, **size)
-            undone.callback(layer.turn_back)
+            undone.callback(layer.turn_back_unfolded)
         undone.pop_all()  # No layer failed.
     _warn_of_changes(chosen)
-    new = {*chosen, *(each for layer in chosen for each in nesting.sublayers(layer))}
+    kept = [*chosen, *free]
+    new = {*kept, *(each for layer in kept for each in nesting.sublayers(layer))}
     for layer in found:
         if layer in chosen:
             layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-        elif (
-            freeze_backbone
-            and layer not in free
-            and new.isdisjoint([layer, *nesting.sublayers(layer)])
-        ):
+        elif freeze_backbone and new.isdisjoint([layer, *nesting.sublayers(layer)]):
             layer.trainable = False
     if freeze_backbone:  # Holders of chosen layers may have weights of their own.
-        kept = {id(each) for layer in (*new, *free) for each in layer.variables}
+        spared = {id(each) for layer in new for each in layer.variables}
         for variable in root.variables:
-            if id(variable) not in kept:
+            if id(variable) not in spared:
                 variable.trainable = False
-    nesting.unfreeze_holders(root, [*chosen, *free])
+    nesting.unfreeze_holders(root, kept)
     nesting.forget_functions(model)
     return model
 
@@ -236,7 +236,7 @@ def _classifier(model: Any) -> Any:
     validation.require(trained, "freeze_backbone", demand, "features")
     parts = nesting.sublayers(model)
     holding = [each for each in parts if any(v is trained[-1] for v in each.variables)]
-    return min(holding, key=lambda each: len(each.variables))
+    return holding[-1]  # The innermost: a layer comes before the layers inside it.
 
 
 def _taps(layer: Any) -> int:
@@ -263,6 +263,11 @@ def _block_size(layer: Any, predictor: Any, block_size: int | None) -> dict[str,
 
 def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> bool:
     is_einsum = isinstance(layer, keras.layers.EinsumDense)
+    if is_einsum:
+        try:
+            contracted_axes(layer.equation)
+        except ValueError:
+            return False
     if predictor is not None and (is_einsum or getattr(layer, "groups", 1) > 1):
         return False
     takes_full = _taps(layer) > 1 and not hasattr(layer, "depth_multiplier")
@@ -284,6 +289,9 @@ def _warn_of_changes(layers: list[Any]) -> None:
 
 def _starts_at_identity(layer: Any) -> bool:
     form = layer.bilinear_form
+    if layer.predictor is None and isinstance(form.similarity, similarities.Diagonal):
+        # Its matrix may be large.
+        return np.allclose(ops.convert_to_numpy(form.similarity_parameters), 1, atol=1e-6)
     if layer.predictor is None:
         matrix = form.similarity_matrix
     else:

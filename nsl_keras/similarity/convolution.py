@@ -90,7 +90,7 @@ class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
         ValueError: For anything that `keras.layers.Conv2D` refuses. At construction, for
             arguments outside these ranges, and if a predictor comes with `groups` above 1
             or a similarity for static layers. At build, for a predictor with a wrong number
-            of outputs, a `shared_by` that does not divide the channels, LoRA and quantized
+            of outputs, a `shared_by` that does not divide the channels, and quantized
             policies.
 
     Example:

@@ -65,12 +65,15 @@ class FeatureSimilarity(NeuralSimilarity):
         return super().quantized_call(inputs, *args, **kwargs)
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
-        super().build_similarity(input_shape)
         if self.quantization_mode is not None:
             given, demand = self.predictor, "None in a quantized layer"
             validation.require(given is None, "predictor", demand, given)
             given, demand = self.similarity.shared_by, "'layer' or an int in such a layer"
             validation.require(given != "filter", "shared_by", demand, given)
+        super().build_similarity(input_shape)
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        return super().call(inputs)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -131,9 +134,6 @@ class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
     def feature_axes(self) -> tuple[int, ...]:
         """The axis of the features."""
         return (0,)
-
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return super().call(inputs)
 
     def product(self, inputs: Tensor) -> Tensor:
         if self.predictor is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -10,6 +11,33 @@ from keras import ops
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity.dense import FeatureSimilarity
+
+
+@functools.cache
+def contracted_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the contracted axes of the kernel and of the input, as the input has them.
+
+    Those of the input count from its end if it has an ellipsis in front of them.
+    """
+    sides, outputs = equation.replace(" ", "").split("->")
+    inputs, kernel = sides.split(",")
+    contracted = [
+        axis for axis in inputs if axis in kernel and axis not in outputs and axis != "."
+    ]
+    others = set(kernel) - {*contracted}
+    is_product = all(axis in outputs and axis not in inputs for axis in others)
+    is_plain = len({*kernel}) == len(kernel) and len({*contracted}) == len(contracted)
+    demand = (
+        "one in which each axis of the kernel occurs once, and in either the input or "
+        "the output"
+    )
+    fits = bool(contracted) and is_product and is_plain
+    validation.require(fits, "equation", demand, equation)
+    before = len(inputs.partition("...")[0]) if "..." in inputs else len(inputs)
+    places = [inputs.index(axis) for axis in contracted]
+    return tuple(kernel.index(axis) for axis in contracted), tuple(
+        place if place < before else place - len(inputs) for place in places
+    )
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -55,44 +83,17 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
         demand = "None in an EinsumDense layer"
         validation.require(predictor is None, "predictor", demand, predictor)
         super().set_similarity(similarity, predictor, **own)
-        self._axes()  # Raises for an equation that does not fit.
-
-    def _axes(self) -> tuple[list[int], list[int]]:
-        """Returns the contracted axes, of the kernel and of the input counted from its end.
-
-        Both lists have the order of the input.
-        """
-        sides, outputs = self.equation.replace(" ", "").split("->")
-        inputs, kernel = sides.split(",")
-        contracted = [
-            axis
-            for axis in inputs
-            if axis in kernel and axis not in outputs and axis != "."
-        ]
-        others = set(kernel) - {*contracted}
-        is_product = all(axis in outputs and axis not in inputs for axis in others)
-        is_plain = len({*kernel}) == len(kernel) and len({*contracted}) == len(contracted)
-        demand = (
-            "one in which each axis of the kernel occurs once, and in either the input or "
-            "the output"
-        )
-        fits = bool(contracted) and is_product and is_plain
-        validation.require(fits, "equation", demand, self.equation)
-        before = len(inputs.partition("...")[0]) if "..." in inputs else len(inputs)
-        places = [inputs.index(axis) for axis in contracted]
-        return [kernel.index(axis) for axis in contracted], [
-            place if place < before else place - len(inputs) for place in places
-        ]
+        contracted_axes(self.equation)  # Raises for an equation that does not fit.
 
     @property
     def feature_axes(self) -> tuple[int, ...]:
         """The contracted axes of the kernel."""
-        return tuple(self._axes()[0])
+        return contracted_axes(self.equation)[0]
 
     @property
     def input_axes(self) -> tuple[int, ...]:
         """The contracted axes of the input."""
-        return tuple(self._axes()[1])
+        return contracted_axes(self.equation)[1]
 
     @property
     def filters_shape(self) -> tuple[int, ...]:
@@ -103,9 +104,6 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
         """Raises if the number of features is unknown."""
         for axis in self.input_axes:
             validation.known_axis(input_shape, axis, "contracted axis")
-
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        return super().call(inputs)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.einsum(self.equation, inputs, kernel)

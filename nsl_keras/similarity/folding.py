@@ -39,7 +39,7 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
         sets above; for a `MetaNeighborhoodModel`, a new one with such a backbone.
 
     Raises:
-        ValueError: If `model` is subclassed or not built, or if layers of this package
+        ValueError: If `model` is not built, or if layers of this package
             cannot be folded, such as dynamic similarities; the message names them.
 
     Example:
@@ -60,7 +60,7 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     root = graphs.root_of(model)
     layers = graphs.layers(root) or root.layers
     unfoldable = [
-        f"{layer.name!r} ({'dynamic ' if is_dynamic(layer) else ''}{type(layer).__name__})"
+        f"{layer.name!r} ({_obstacle(layer)}{type(layer).__name__})"
         for layer in layers
         if not is_foldable(layer)
         or (_is_replaced(layer) and (root is not model or inplace))
@@ -68,8 +68,8 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     if unfoldable:
         raise ValueError(
             "`model` must have a plain Keras equivalent: of this package's layers, only "
-            "static similarities, `BatchNormalization` and `CosineDense` (not in a "
-            "backbone, and not with `inplace=True`) have one. "
+            "static similarities of floats, `BatchNormalization` and `CosineDense` (not in "
+            "a backbone, and not with `inplace=True`) have one. "
             f"Received: {', '.join(unfoldable)}"
         )
     folded: Any = model if inplace else copied(model)
@@ -102,7 +102,14 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
         if is_ours(part) and not getattr(part, "stays_in_fold", id(part) in inside)
     ]
     has_kin = _is_replaced(layer) or all(part in kin for part in ours)
-    return has_kin and not is_dynamic(layer)
+    return has_kin and not _obstacle(layer)
+
+
+def _obstacle(layer: keras.layers.Layer) -> str:
+    """Returns the property of a similarity in a layer that keeps it from folding, if any."""
+    kin = [part for part in (layer, *sublayers(layer)) if isinstance(part, Foldable)]
+    quantized = any(getattr(part, "quantization_mode", None) for part in kin)
+    return "dynamic " if is_dynamic(layer) else "quantized " if quantized else ""
 
 
 def _is_replaced(layer: keras.layers.Layer) -> bool:

@@ -122,8 +122,12 @@ class FloatKernel(keras.layers.Layer):
             dilation_rate=self.dilation_rate,
         )
 
-    # `Layer.quantize` raises the error that makes `Model.quantize` skip this layer.
-    quantize = keras.layers.Layer.quantize
+    def quantize(self, *args: Any, **kwargs: Any) -> None:
+        """Raises the error that makes `Model.quantize` skip the layer."""
+        if isinstance(self, FloatKernel):
+            super().quantize(*args, **kwargs)
+        else:  # Keras keeps the method of the class that made a layer, which has changed.
+            type(self).quantize(self, *args, **kwargs)
 
 
 def windows(

@@ -69,9 +69,9 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         """Builds the `M` of a plain layer that is built."""
         raise NotImplementedError
 
-    def turn_back(self) -> None:
+    def leave_kin(self) -> None:
         self.__dict__.pop("is_inside", None)
-        super().turn_back()
+        super().leave_kin()
 
     def save_assets(self, _: str) -> None:
         """Raises if a `.keras` file, which Keras is writing, would lose `M`."""
@@ -147,9 +147,15 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         with turned(layer, cls) as input_shape:
             layer.is_inside = is_inside
             layer.set_similarity(*args, **own)
+            layer.build_similarity(input_shape)
             # `M^T W` is computed in the dtype of the variables.
             set_autocast(layer.kernel_variable, False)
-            layer.build_similarity(input_shape)
+
+    def turn_back_unfolded(self) -> None:
+        """Takes back `turn`: the kernel keeps its values, whatever `M` is."""
+        kernel = self.kernel_variable
+        self.leave_kin()
+        set_autocast(kernel, True)
 
     def turn_alike(self, layer: Any) -> None:
         """Turns a plain layer into a copy of this one, whose kernel it has already."""
@@ -272,6 +278,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         return folded
 
     def turn_back(self) -> None:
+        self.folded_variables()  # Raises before anything changes.
         self.kernel_trainable = True
         super().turn_back()
 

@@ -18,7 +18,7 @@ from nsl_keras import nesting, similarities, validation
 from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dense import VectorForm
-from nsl_keras.similarity.neural_similarity import WithSimilarity
+from nsl_keras.similarity.neural_similarity import WithSimilarity, serialized
 from nsl_keras.turning import Foldable
 
 
@@ -85,11 +85,10 @@ class SimilarityCell(WithSimilarity):
         ]
 
     def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
         return {
             **super().get_config(),
-            "similarity": serialize(self.similarity),
-            "predictor": serialize(self.predictor),
+            "similarity": keras.saving.serialize_keras_object(self.similarity),
+            "predictor": serialized(self.predictor),
             "block_size": self.block_size,
         }
 

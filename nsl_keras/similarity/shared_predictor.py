@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from typing import Any
 
 import keras
@@ -88,8 +89,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         )
         self.share_adaptations = validation.boolean(share_adaptations, "share_adaptations")
         self.shared_network: Any = None
-        # Hidden from Keras: they belong to the layers, which save them.
-        object.__setattr__(self, "_adaptations", {})
+        # Hidden from Keras and from walks: they belong to the layers, which save them.
+        self._hidden = types.SimpleNamespace(adaptations={})
 
     @property
     def residual(self) -> bool:
@@ -130,9 +131,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 f"kernel_size={kernel_size}, padding={padding!r}"
             )
         alike = str((context.input_shape[1:], geometry))
-        adaptation = self._adaptations.get(alike) if self.share_adaptations else None
+        adaptation = self._hidden.adaptations.get(alike) if self.share_adaptations else None
         if adaptation is None:
-            adaptation = self._adaptations[alike] = context.layer(
+            adaptation = self._hidden.adaptations[alike] = context.layer(
                 *("adaptation", self.adapted_filters, geometry),
                 kernel_initializer="he_normal",
             )

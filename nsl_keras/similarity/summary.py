@@ -77,7 +77,7 @@ def summary(model: keras.Model) -> ModelSummary:
             backbone is such a model.
 
     Raises:
-        ValueError: If the model is subclassed or not built.
+        ValueError: If the model is not built.
 
     Example:
 

@@ -49,7 +49,7 @@ def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     ...     nsl_keras.convert.save_task(photos, path)
     ...     nsl_keras.convert.load_task(scans, path)
     """
-    trained, frozen = _trained_and_frozen(model)
+    trained, frozen = _trained_and_frozen(model, "save_task")
     validation.require(trained, "model", "one with trainable weights", model.name)
     header = {"description": _description(model, trained), "network": _checksum(frozen)}
     values = [ops.convert_to_numpy(ops.cast(each, "float32")) for each in trained]
@@ -82,7 +82,7 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     ...     nsl_keras.convert.save_task(model, path)  # All weights: none is frozen.
     ...     nsl_keras.convert.load_task(model, path)
     """
-    trained, frozen = _trained_and_frozen(model)
+    trained, frozen = _trained_and_frozen(model, "load_task")
     try:
         with open(files.local(path), "rb") as stream, np.load(stream) as file:
             first, *values = (file[f"arr_{number}"] for number in range(len(file.files)))
@@ -117,7 +117,10 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     paths = [each.path for each in trained]
     saved_paths = [row[0] for row in saved["weights"]]
     if len({*paths}) == len(paths) and {*paths} == {*saved_paths}:
-        trained = [trained[paths.index(each)] for each in saved_paths]
+        ordered = [trained[paths.index(each)] for each in saved_paths]
+        pairs = zip(ordered, values, strict=True)
+        if all(variable.shape == value.shape for variable, value in pairs):
+            trained = ordered
     # Else names were counted, as "dense_1": the order of the weights decides.
     for variable, value in zip(trained, values, strict=True):
         variable.assign(value)
@@ -129,9 +132,9 @@ def _unreadable(path: str | os.PathLike[str]) -> ValueError:
     )
 
 
-def _trained_and_frozen(model: keras.Model) -> tuple[list[Any], list[Any]]:
+def _trained_and_frozen(model: keras.Model, what: str) -> tuple[list[Any], list[Any]]:
     """Returns the weights that training changes, and all other weights."""
-    validation.built(model, "save_task")
+    validation.built(model, what)
     norms = [
         each
         for each in nesting.sublayers(model)
@@ -150,7 +153,10 @@ def _description(model: keras.Model, trained: list[Any]) -> dict[str, Any]:
         config = form.similarity.get_config()
         kept = {name: each for name, each in config.items() if name not in _OF_TRAINING}
         kind = type(form.similarity).__name__, type(form.predictor).__name__
-        similarities.append([form.path, *kind, kept, form.taps])
+        recipe: Any = None
+        if form.predictor is not None and not isinstance(form.predictor, keras.Layer):
+            recipe = form.predictor.get_config()
+        similarities.append([form.path, *kind, kept, form.taps, recipe])
     weights = [[each.path, list(each.shape)] for each in trained]
     described: dict[str, Any] = json.loads(
         json.dumps({"similarities": similarities, "weights": weights}, default=str)

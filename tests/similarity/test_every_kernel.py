@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers import as_numpy, assert_close, normal, randomize, values
 
-from nsl_keras import convert, layers
+from nsl_keras import convert, layers, predictors, similarities
 
 IDS = np.random.default_rng(0).integers(0, 30, size=(2, 7)).astype("int32")
 TOKENS = {"token_ids": IDS, "padding_mask": np.ones((2, 7), "int32")}
@@ -241,3 +241,85 @@ def test_the_classifier_stays_trainable_in_one_word(chosen):
     nested.trainable = False
     with pytest.raises(ValueError, match="`freeze_backbone` must be True or False for"):
         convert.add_similarity(nested, freeze_backbone="features")
+
+
+def test_a_classifier_inside_other_layers_stays_trainable():
+    backbone = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Conv2D(4, 3)])
+    end = keras.Sequential([keras.Input((4, 4, 4)), keras.layers.Flatten()])
+    end.add(keras.layers.Dense(2, name="classifier"))
+    model = keras.Sequential([keras.Input((6, 6, 3)), backbone, end])
+    new = convert.add_similarity(model, freeze_backbone="features")
+    assert [each.name for each in new.trainable_variables] == [
+        "similarity",
+        "kernel",
+        "bias",
+    ]
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("kind", ["shared", "sparse"])
+def test_an_error_takes_back_any_similarity(kind, policy):
+    keras.config.set_dtype_policy(policy)
+    inputs = keras.Input((8, 8, 3))
+    outputs = keras.layers.Conv2D(4, 3, name="first")(inputs)
+    model = keras.Model(
+        inputs, keras.layers.Conv2D(4, 5 if kind == "shared" else 1)(outputs)
+    )
+    model.layers[1].bias.trainable = False
+    images = normal(2, 8, 8, 3)
+    before, flags = as_numpy(model(images)), [each.trainable for each in model.variables]
+    if kind == "shared":
+        options = {"predictor": predictors.SharedSimilarityPredictor("cnn")}
+        message = "same kernel size"
+    else:
+        options = {"similarity": similarities.Sparse(1), "block_size": 3}
+        message = "`block_size` must be a divisor of the 4"
+    with pytest.raises(ValueError, match=message):
+        convert.add_similarity(model, layers=lambda _: True, inplace=True, **options)
+    assert type(model.layers[1]) is keras.layers.Conv2D
+    assert flags == [each.trainable for each in model.variables]
+    np.testing.assert_array_equal(as_numpy(model(images)), before)
+
+
+def test_models_inside_forget_their_functions():
+    inner, inputs = attention()
+    outer = keras.Sequential([keras.Input((6, 8)), inner, keras.layers.Dense(2)])
+    convert.add_similarity(outer, inplace=True)
+    randomize(outer.trainable_variables)
+    trained = inner.predict(inputs, verbose=0)
+    convert.fold(outer, inplace=True)
+    assert_close(inner.predict(inputs, verbose=0), trained)
+
+
+def test_a_quantized_layer_stops_a_fold_before_it_begins():
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(8)]
+    )
+    model.layers[1].quantize("int8")
+    convert.add_similarity(model, layers=lambda _: True, inplace=True)
+    with pytest.raises(ValueError, match="static similarities of floats"):
+        convert.fold(model, inplace=True)
+    assert len(forms(model)) == 2
+    assert not convert.summary(model).folds
+
+
+def test_a_folded_layer_can_be_quantized():
+    layer = layers.NeuralSimilarityDense(4)
+    model = keras.Sequential([keras.Input((8,)), layer])
+    convert.fold(model, inplace=True)
+    layer.quantize("int8")
+    assert layer.quantization_mode == "int8"
+
+
+def test_a_frozen_layer_with_a_shared_predictor_is_copied():
+    images = normal(2, 8, 8, 3)
+    shared = predictors.SharedSimilarityPredictor("cnn", adapted_filters=4)
+    parts = [layers.NeuralSimilarityConv2D(4, 3, predictor=shared) for _ in range(2)]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *parts])
+    parts[0].trainable = False
+    randomize(model)
+    copy = convert.add_similarity(
+        keras.Sequential([model, keras.layers.Conv2D(2, 3)]), freeze_backbone=False
+    )
+    assert copy.layers[0].layers[0].trainable is False
+    assert_close(copy.layers[0](images), model(images))

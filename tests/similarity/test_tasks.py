@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers import assert_close, normal, randomize
 
-from nsl_keras import convert, layers
+from nsl_keras import convert, layers, predictors
 
 
 def network(seed=0):
@@ -74,6 +74,19 @@ def test_tasks_of_others(other, message, tmp_path):
         convert.load_task(model, path)
     for one, value in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(one, value)
+
+
+def test_tasks_of_other_predictors(tmp_path):
+    def model(**options):
+        plain = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
+        recipe = predictors.SimilarityPredictor("cnn", **options)
+        return convert.add_similarity(plain, predictor=recipe)
+
+    keras.utils.set_random_seed(0)
+    path = saved(tmp_path / "task", model())
+    keras.utils.set_random_seed(0)
+    with pytest.raises(ValueError, match="must have the similarities, with the kinds"):
+        convert.load_task(model(residual=False), path)
 
 
 @pytest.mark.parametrize("length", [0, 10, 300, -40])
