@@ -106,7 +106,7 @@ def is_foldable(layer: keras.layers.Layer) -> bool:
 
 
 def _obstacle(layer: keras.layers.Layer) -> str:
-    """Returns the property of a similarity in a layer that keeps it from folding, if any."""
+    """Returns what keeps a similarity in a layer from folding, or an empty string."""
     kin = [part for part in (layer, *sublayers(layer)) if isinstance(part, Foldable)]
     quantized = any(getattr(part, "quantization_mode", None) for part in kin)
     return "dynamic " if is_dynamic(layer) else "quantized " if quantized else ""
