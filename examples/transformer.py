@@ -1,8 +1,7 @@
 """Adapts a small transformer to new classes: the classifier, a similarity, all weights.
 
 The script trains a transformer on the digits 0 to 4; the rows of an image are its tokens.
-Then it adapts the network to the digits 5 to 9 with ten labels per class, and prints the
-accuracy and the size of the file that a task takes.
+Then it adapts it to the digits 5 to 9, and prints accuracy and size of a task's file.
 
     python examples/transformer.py        # a minute on one core
 """

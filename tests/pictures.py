@@ -35,3 +35,14 @@ def drawn(axis):
 def written(axis):
     """The numbers that are written on an axis."""
     return [float(text.get_text()) for text in axis.texts]
+
+
+def attention_of(model, x):
+    """Attention of all examples, of shape `(n, num_neighbors)`."""
+    attention = model.dictionary.attention(model.features(keras.ops.convert_to_tensor(x)))
+    return keras.ops.convert_to_numpy(attention)
+
+
+def offsets(collection):
+    """Places of a scatter's points, of shape `(n, 2)`."""
+    return np.asarray(collection.get_offsets())

@@ -50,6 +50,13 @@ def test_every_script_is_tested_and_listed():
         assert len(text.splitlines()) <= 100
 
 
+def test_transformer(run):
+    printed = run("transformer", "--epochs=3", "--seeds=1")
+    sizes = re.findall(r"test accuracy [\d.]+ %, a task of ([\d.]+) kB", printed)
+    assert len(sizes) == 3 and sorted(sizes, key=float) == sizes
+    assert numbers(r"largest change of a logit by folding: (\S+)", printed)[0] < 1e-4
+
+
 def test_similarity_layer(run):
     printed = run("similarity_layer", "--epochs=2", "--seeds=1")
     pattern = r"{}\s+test accuracy [\d.]+ %, (\d+) parameters"

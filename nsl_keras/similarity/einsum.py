@@ -54,8 +54,8 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
     With default initializers it equals `keras.layers.EinsumDense`, into which it folds.
 
     Args:
-        Same as `keras.layers.EinsumDense` and `NeuralSimilarityDense`. A predictor is
-            refused.
+        **kwargs: Arguments of `keras.layers.EinsumDense` and `NeuralSimilarityDense`. A
+            predictor is refused.
 
     Raises:
         ValueError: See `NeuralSimilarityDense`; for a predictor; and for equations in which
