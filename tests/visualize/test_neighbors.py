@@ -16,12 +16,16 @@ NAMES = ["ant", "bee", "cat"]
 
 
 def similarities_of(model, x):
-    """The largest cosine of each query with the entries that are nearest to an image."""
+    """The largest cosine of each query with the entries that an image stands for.
+
+    It is the nearest image of the entry's own class.
+    """
     keys = model.dictionary.keys
     parts = map(np.asarray, (model.features(x), model.features(IMAGES), keys))
     units = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in parts]
     queries, examples = (each @ units[2].T for each in units[:2])
-    nearest = examples.argmax(axis=0)
+    classes = np.asarray(model.dictionary.values).argmax(axis=1)
+    nearest = np.where(LABELS[:, None] == classes, examples, -np.inf).argmax(axis=0)
     found = np.full((len(x), len(IMAGES)), -np.inf)
     for entry, example in enumerate(nearest):
         found[:, example] = np.maximum(found[:, example], queries[:, entry])
