@@ -16,6 +16,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, outside_traces, wide_dtype
+from nsl_keras.configs import named
 
 
 class Similarity(abc.ABC):
@@ -499,12 +500,6 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     >>> type(nsl_keras.similarities.get("diagonal")).__name__
     'Diagonal'
     """
-    found: Any = identifier
-    if isinstance(identifier, dict):
-        found = keras.saving.deserialize_keras_object(identifier)
-    elif isinstance(identifier, str) and identifier in KINDS:
-        found = KINDS[identifier]()
-    names = ", ".join(map(repr, KINDS))
-    demand = f"one of {names}, or a `nsl_keras.similarities.Similarity`"
-    validation.require(isinstance(found, Similarity), "similarity", demand, identifier)
+    others = "or a `nsl_keras.similarities.Similarity`"
+    found: Similarity = named(identifier, "similarity", KINDS, Similarity, others)
     return found

@@ -276,9 +276,10 @@ class MetaNeighborhoodModel(CheckedModel):
         gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
         # Under `tf.distribute` Keras has divided the loss by the number of replicas.
-        tracker = next(metric for metric in self.metrics if metric.name == "loss")
         examples = ops.shape(data.leaves(x)[0])[0]
-        tracker.update_state(loss * replicas_in_sync(), sample_weight=examples)
+        for metric in self.metrics:  # A subclass may leave the loss out.
+            if metric.name == "loss":
+                metric.update_state(loss * replicas_in_sync(), sample_weight=examples)
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(

@@ -236,7 +236,7 @@ def _classifier(model: Any) -> Any:
     validation.require(trained, "freeze_backbone", demand, "features")
     parts = nesting.sublayers(model)
     holding = [each for each in parts if any(v is trained[-1] for v in each.variables)]
-    return holding[-1]  # The innermost: a layer comes before the layers inside it.
+    return min(holding, key=lambda each: len([*nesting.sublayers(each)]))  # The innermost.
 
 
 def _taps(layer: Any) -> int:

@@ -267,18 +267,22 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         found = (each for each in self.variables if each.name == self.kernel_name)
         return next(found)  # Own variables come before those of sublayers.
 
-    def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
+    def require_foldable(self) -> None:
+        """Raises unless `M` is static and the kernel has floats."""
         self.bilinear_form.require("static", "fold")
         is_float = self.quantization_mode is None
         demand = "float, not quantized, to be folded"
         validation.require(is_float, "kernel", demand, self.quantization_mode)
+
+    def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
+        self.require_foldable()
         folded = [(self.kernel_variable, self.equivalent_kernel)]
         if getattr(self, "lora_enabled", False):  # The folded kernel contains it.
             folded.append((self.lora_kernel_b, ops.zeros(self.lora_kernel_b.shape)))
         return folded
 
     def turn_back(self) -> None:
-        self.folded_variables()  # Raises before anything changes.
+        self.require_foldable()  # Before anything changes.
         self.kernel_trainable = True
         super().turn_back()
 

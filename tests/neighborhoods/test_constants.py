@@ -169,3 +169,14 @@ def test_losses_and_metrics_of_one_s_own():
     history = model.fit(X, Y, batch_size=20, verbose=0).history
     np.testing.assert_allclose(history["loss"], [expected], rtol=1e-4)
     assert set(history) == {"loss", "accuracy"}
+
+
+def test_metrics_without_the_loss():
+    class Own(nsl_keras.MetaNeighborhoodModel):
+        @property
+        def metrics(self):
+            return [each for each in super().metrics if each.name != "loss"]
+
+    model = make_model(kind=Own)
+    model.compile("sgd", LOSS, metrics=["accuracy"])
+    assert set(model.fit(X, Y, verbose=0).history) == {"accuracy"}

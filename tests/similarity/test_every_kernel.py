@@ -323,3 +323,15 @@ def test_a_frozen_layer_with_a_shared_predictor_is_copied():
     )
     assert copy.layers[0].layers[0].trainable is False
     assert_close(copy.layers[0](images), model(images))
+
+
+def test_the_classifier_is_the_layer_inside_its_wrapper():
+    inputs = keras.Input((4, 4))
+    wrapper = keras.layers.TimeDistributed(keras.layers.Dense(3, name="classifier"))
+    model = keras.Model(inputs, wrapper(keras.layers.Dense(4, name="first")(inputs)))
+    new = convert.add_similarity(model, layers=["first"], freeze_backbone="features")
+    assert [each.name for each in new.trainable_variables] == [
+        "similarity",
+        "kernel",
+        "bias",
+    ]
