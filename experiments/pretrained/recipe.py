@@ -48,6 +48,13 @@ def run(place: str, number: int) -> dict:
         name: study.accuracy(few, model, few.judged)["accuracy"]
         for name, model in models.items()
     }
+    # The control: what `fit` does without `M`, which `adapt` shall not be judged after.
+    *_, head = classifier.layers
+    features = keras.Model(classifier.inputs, head.input)
+    alone = keras.Sequential([head])
+    study.fit(alone, study.features(few.images, features), few.labels, 1e-3, EPOCHS)
+    x = study.features(few.judged, features)
+    found["head"] = study.accuracy(few, alone, x)["accuracy"]
     print({name: round(100 * each, 1) for name, each in found.items()}, flush=True)
     trained = sum(int(np.prod(each.shape)) for each in similar.trainable_variables)
     about = runs.about("pretrained.recipe")
