@@ -64,9 +64,9 @@ def neighborhoods(**options):
     return model
 
 
-def adapted(learner):
+def adapted(learner, *end):
     backbone = keras.Sequential(
-        [keras.Input((8, 8, 3)), *convolutional(), layers.Flatten()]
+        [keras.Input((8, 8, 3)), *convolutional(), layers.Flatten(), *end]
     )
     return learner(backbone).adapt(IMAGES, LABELS, class_names=["a", "b", "c"])
 
@@ -93,6 +93,14 @@ MODELS = {
     "neighborhoods": neighborhoods,
     "neighborhoods, two steps": lambda: neighborhoods(inner_steps=2),
     "adapted": lambda: adapted(few_shot.NearestCentroid),
+    "adapted, prototypes": lambda: adapted(few_shot.ProtoNet),
+    "adapted, neighborhood": lambda: adapted(few_shot.NeighborhoodLearner),
+    "adapted, MAML": lambda: adapted(
+        lambda model: few_shot.MAML(convert.convert_batch_norms(model)), layers.Dense(3)
+    ),
+    "adapted, Finetuner": lambda: adapted(
+        lambda model: few_shot.Finetuner(model, 3), layers.Dense(3)
+    ),
 }
 CONVERTERS = {
     "add_similarity": lambda model: convert.add_similarity(model, freeze_backbone=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ class DynamicForm(BilinearForm):
     def __init__(self, similarity: Any, predictor: Any, **kwargs: Any) -> None:
         super().__init__(similarity, **kwargs)
         self.predictor = predictor
+        if isinstance(predictor, keras.layers.Layer):
+            predictors.forms_of.setdefault(predictor, weakref.WeakSet()).add(self)
         start = similarity.initializer
         at_identity = isinstance(start, keras.initializers.Identity) and start.gain == 1
         is_plain = similarity.shared_by == "layer" and similarity.constraint is None

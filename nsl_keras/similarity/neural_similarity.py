@@ -331,7 +331,8 @@ def serialized(predictor: Any) -> Any:
         # Keras's own key for objects that several configs share. Keras sets it only from
         # the second config on where the object stands inside a layer (3.15), and then a
         # loaded model would have two of them.
-        config["shared_object_id"] = id(predictor)
+        live = config["shared_object_id"] = predictors.LiveId(id(predictor))
+        live.layers = len(predictors.forms_of[predictor])
     return config
 
 
