@@ -80,6 +80,7 @@ def results_readme() -> str:
         pretrained.section(RESULTS),
         pretrained.section(RESULTS, "corrupted"),
         pretrained.recipe(RESULTS),
+        pretrained.text(RESULTS),
         experiments.regression.table.section(RESULTS),
         experiments.speed.table.sections(RESULTS),
     ]

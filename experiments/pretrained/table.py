@@ -40,7 +40,7 @@ def table(found: list[dict], domains: Mapping[str, str] = TRIED) -> str:
                 f"{trained:,}" if trained else "",
                 # In float32.
                 f"{4 * trained / 1000:,.0f}" if trained else "",
-                f"{own[0]['rate']:g}" if own[0]["rate"] else "",
+                ", ".join(dict.fromkeys(f"{r['rate']:g}" for r in own if r["rate"])),
                 tables.seeds(own),
             ]
         )
@@ -61,6 +61,27 @@ def _cell(found: list[dict], name: str) -> str:
     if tables.incomparable(*pair):
         return tables.NOT_COMPARABLE
     return tables.difference(own, baseline) or "not run"
+
+
+TEXT = "text.jsonl"
+TEXTS = {"banking77": "BANKING77", "clinc150": "CLINC150"}
+
+
+def text(results: pathlib.Path) -> str:
+    found = runs.RunRecords(results / TEXT).runs
+    if not found:
+        return "### A small transformer with few labels\n\nNot run: `experiments.text`."
+    setting = found[0]["setting"]
+    largest = max(run.get("folded_difference", 0.0) for run in found)
+    return (
+        f"### A small transformer with few labels\n\n{tables.commands(found)}: MiniLM-L6, "
+        f"{setting['classes'] or 'all'} classes. Test accuracy of the {BASELINE} on the "
+        "embeddings in %, and what other methods, which start from it, have above it, "
+        "paired by draw; mean ± standard deviation over draws, or over draws and data "
+        f"sets. Learning rates are the best of {setting['trials']} other draws of "
+        "BANKING77. Logits of folded networks differ by at most "
+        f"{largest:.0e}.\n\n{table(found, TEXTS)}"
+    )
 
 
 RECIPE = "readme.jsonl"
