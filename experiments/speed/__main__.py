@@ -30,20 +30,20 @@ GROUPS = {
     "many_classes": neighborhoods.many_classes,
     "costs": costs.comparisons,
 }
-#: The group that has the memory too.
-PRICES = "prices"
 MODES = {"off": ("off",), "on": ("on",), "both": ("off", "on")}
 
 FLAGS = flags.FLAGS
-flags.DEFINE_multi_enum("only", [], [*GROUPS, PRICES], "Groups; all if none is given.")
+flags.DEFINE_multi_enum(
+    "only", [], [*GROUPS, *prices.PARTS], "Groups; all if none is given."
+)
 flags.DEFINE_enum("xla", "both", list(MODES), "Whether to compile with XLA.")
 
 
 def measured(group: str, xla: str) -> list[dict[str, Any]]:
     print(f"\n### {group}, XLA {xla}\n", flush=True)
     keras.utils.set_random_seed(0)
-    if group == PRICES:
-        found = prices.rows(xla == "on")
+    if group in prices.PARTS:  # With the memory.
+        found = prices.rows(group, xla == "on")
     else:
         comparisons = GROUPS[group](xla == "on")
         found = (row for each in comparisons for row in each.rows())
@@ -58,7 +58,7 @@ def main(_arguments: list[str]) -> None:
     tf.config.set_visible_devices([], "GPU")
     results = runs.results_folder(FLAGS.output_dir)
     records = runs.RunRecords(results / "benchmarks.jsonl")
-    for group in dict.fromkeys(FLAGS.only or [PRICES, *GROUPS]):
+    for group in dict.fromkeys(FLAGS.only or [*prices.PARTS, *GROUPS]):
         for xla in MODES[FLAGS.xla]:
             record = {
                 **runs.about("speed"),

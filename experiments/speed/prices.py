@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from experiments.common import rivals
 from experiments.speed import measure, neighborhoods
+from experiments.text import __main__ as text
 from nsl_keras.layers import NeuralSimilarityConv2D, SphereConv2D
 from nsl_keras.predictors import SimilarityPredictor
 
@@ -63,20 +64,54 @@ def of_network(xla: bool) -> Iterator[measure.Comparison]:
         yield measure.compared(case, networks, step, images, xla)
 
 
-PARTS: tuple[Callable[..., Iterator[measure.Comparison]], ...] = (
-    functools.partial(of_layer, 32, 32),
-    functools.partial(of_layer, 8, 128),
-    of_network,
-    functools.partial(neighborhoods.model, chosen=[("convnet4", 5000, CLASSES, BATCH)]),
+def of_transformer(xla: bool) -> Iterator[measure.Comparison]:
+    """Yields what adapts a BERT of MiniLM-L6's size, with random weights."""
+    import keras_hub
+
+    def adapted(method: str) -> keras.Model:
+        backbone = keras_hub.models.BertBackbone(
+            30_522, 6, 12, 384, 1536, dropout=0.0, max_sequence_length=LENGTH
+        )
+        ids = keras.Input((LENGTH,), dtype="int32")
+        ones = keras.ops.ones_like(ids)
+        tokens = backbone({"token_ids": ids, "padding_mask": ones, "segment_ids": 0 * ones})
+        features = keras.layers.GlobalAveragePooling1D()(tokens["sequence_output"])
+        head = keras.layers.Dense(CLASSES)
+        model = keras.Model(ids, head(features))
+        change, _ = text.METHODS[method]
+        return change(model, head) if change else model
+
+    models = {name: adapted(name) for name in ADAPTED}
+    ids = tf.random.uniform((16, LENGTH), maxval=30_000, dtype=tf.int32)
+    case = f"MiniLM-L6, training step, 16 sentences of {LENGTH} tokens"
+    yield measure.compared(case, models, measure.training_step, ids, xla)
+
+
+LENGTH = 32
+ADAPTED = (
+    *("LoRA of rank 1 + head", "LoRA of rank 4 + head", "M diagonal + head"),
+    *("M orthogonal, blocks of 4 + head", "M unconstrained, blocks of 4 + head"),
+    *("biases + head", "everything"),
 )
 
+#: By group.
+PARTS: dict[str, tuple[Callable[..., Iterator[measure.Comparison]], ...]] = {
+    "prices": (
+        functools.partial(of_layer, 32, 32),
+        functools.partial(of_layer, 8, 128),
+        of_network,
+        functools.partial(neighborhoods.model, chosen=[("convnet4", 5000, CLASSES, BATCH)]),
+    ),
+    "transformer": (of_transformer,),
+}
 
-def rows(xla: bool) -> Iterator[dict[str, Any]]:
+
+def rows(group: str, xla: bool) -> Iterator[dict[str, Any]]:
     """Yields the rows of the comparisons; without XLA with the memory, measured last."""
     places, found = [], []
-    for part, comparisons in enumerate(PARTS):
+    for part, comparisons in enumerate(PARTS[group]):
         for number, comparison in enumerate(comparisons(xla=xla)):
-            places.append((part, number))
+            places.append((group, part, number))
             found.append(comparison.rows())
     if xla:
         yield from itertools.chain(*found)
@@ -91,10 +126,10 @@ def rows(xla: bool) -> Iterator[dict[str, Any]]:
                 yield {**row, "mebibytes": mebibytes, "baseline_mebibytes": plain}
 
 
-def growth_in_second_call(part: int, number: int, name: str) -> float:
+def growth_in_second_call(group: str, part: int, number: int, name: str) -> float:
     """Mebibytes between the memory before the first call and the peak in the second."""
     tf.config.set_visible_devices([], "GPU")
-    step = next(itertools.islice(PARTS[part](xla=False), number, None)).steps[name]
+    step = next(itertools.islice(PARTS[group][part](xla=False), number, None)).steps[name]
     ctypes.CDLL(None).malloc_trim(0)  # Else freed memory would be used again, uncounted.
     before = _resident("VmRSS")
     step()

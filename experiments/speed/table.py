@@ -6,6 +6,7 @@ from experiments.common import runs, tables
 
 GROUPS = (
     "prices",
+    "transformer",
     "static",
     "network",
     "head",
@@ -14,6 +15,8 @@ GROUPS = (
     "many_classes",
     "costs",
 )
+#: Groups with the memory.
+MEASURED = ("prices", "transformer")
 
 
 def sections(results: pathlib.Path) -> str:
@@ -44,13 +47,13 @@ def _times(results: pathlib.Path, group: str) -> str:
             _ratio(row["median"]),
             f"{_ratio(row['low'])} to {_ratio(row['high'])}",
             str(row["rounds"]),
-            *([_mebibytes(row)] if group == "prices" else []),
+            *([_mebibytes(row)] if group in MEASURED else []),
         ]
         for each in found
         for row in each["rows"]
     ]
     columns = ["case", "candidate", "baseline", "XLA", "ratio", "95 % interval", "rounds"]
-    columns += ["MiB"] * (group == "prices")
+    columns += ["MiB"] * (group in MEASURED)
     return (
         f"### {group}\n\n{tables.commands(found)}, {found[0]['cores']} CPU cores.\n\n"
         f"{tables.markdown(columns, rows)}"
