@@ -1,10 +1,11 @@
 """Makes and serves a classifier of new classes, from five photos per class.
 
-FOLDER contains a subfolder of photos per class. The network is from keras.applications and
-takes pixels from 0 to 255. Pass `--crops=_` for crops named `PHOTO_CROP.jpg`. To try the
-program, use `digits`: a tiny network of digits 0 to 6, and images of 7 to 9.
+FOLDER contains a subfolder of photos per class. The network is a name of
+keras.applications, or a `.keras` file from pixels in 0 to 255 to features. Pass `--crops=_`
+for crops named `PHOTO_CROP.jpg`. To try the program, use `digits`: a tiny network of digits
+0 to 6, and images of 7 to 9.
 
-    python examples/few_shot_own_photos.py --photos=FOLDER --backbone=EfficientNetV2B0
+    python examples/few_shot_own_photos.py --photos=FOLDER --backbone=efficientnetv2b0
     python examples/few_shot_own_photos.py --backbone=digits  # 20 seconds on one core
 """
 
@@ -45,25 +46,41 @@ def digits_features(epochs):
     return keras.Model(inputs, features)
 
 
+def pretrained(name, weights):
+    """A network from pixels in 0 to 255 to features, with its own preprocessing."""
+    if name.endswith(".keras"):
+        return keras.saving.load_model(name)
+    for module in vars(keras.applications).values():
+        found = {each.lower(): each for each in dir(module)}
+        if hasattr(module, "preprocess_input") and name.lower() in found:
+            make = getattr(module, found[name.lower()])
+            network = make(weights=weights, include_top=False, pooling="avg")
+            pixels = keras.Input((224, 224, 3))
+            return keras.Model(pixels, network(module.preprocess_input(1.0 * pixels)))
+    raise SystemExit(f"--backbone: keras.applications has no {name}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--photos", default=None, help="folder with a subfolder per class")
-    parser.add_argument("--backbone", required=True, help="keras.applications, or digits")
+    parser.add_argument("--backbone", required=True, help="see above")
+    parser.add_argument("--weights", default="imagenet", help="a file, if not ImageNet's")
     parser.add_argument("--crops", default="/", help="what follows the picture in names")
     parser.add_argument("--epochs", type=int, default=20, help="of the digits network")
     parser.add_argument("--output", default=None, help="folder; by default a new one")
     args = parser.parse_args()
+    if (args.backbone == "digits") == bool(args.photos):
+        parser.error("--photos and a network for photographs, or --backbone=digits alone")
     keras.utils.set_random_seed(0)
     output = pathlib.Path(args.output or tempfile.mkdtemp())
     output.mkdir(parents=True, exist_ok=True)
     folder = args.photos or make_photos(output / "photos")
     if args.backbone == "digits":
-        print("The digits network is for trying this program, not for photographs.")
-        features, colors = digits_features(args.epochs), "grayscale"
+        features = digits_features(args.epochs)
     else:
-        make, colors = getattr(keras.applications, args.backbone), "rgb"
-        features = make(include_top=False, pooling="avg", input_shape=(224, 224, 3))
-    size = features.input_shape[1:3]
+        features = pretrained(args.backbone, args.weights)
+    *size, channels = features.input_shape[1:]
+    colors = "grayscale" if channels == 1 else "rgb"
     read = keras.utils.image_dataset_from_directory
     dataset = read(folder, image_size=size, color_mode=colors, shuffle=False, verbose=False)
     photos, labels = (np.concatenate(part) for part in zip(*dataset, strict=True))

@@ -5,6 +5,7 @@ import runpy
 import shutil
 import sys
 
+import keras
 import pytest
 from helpers import BACKEND, ROOT, run_python
 
@@ -81,9 +82,11 @@ def test_few_shot_own_photos(run, tmp_path):
     # A folder that is there already, with a crop.
     photos = first / "photos"
     shutil.copy(photos / "7" / "0.png", photos / "7" / "0_crop.png")
+    parts = [keras.Input((8, 8, 1)), keras.layers.Flatten()]
+    keras.Sequential(parts).save(network := tmp_path / "network.keras")
     printed = run(
-        *("few_shot_own_photos", "--backbone=digits", "--epochs=1"),
-        *(f"--photos={photos}", f"--output={second}", "--crops=_"),
+        *("few_shot_own_photos", f"--backbone={network}", "--crops=_"),
+        *(f"--photos={photos}", f"--output={second}"),
     )
     assert "16 photos of the classes 7, 8, 9" in printed
     numbers(r"each of 15 pictures from the others: (\d+) of 16 right", printed)

@@ -210,7 +210,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
             learner, found = training.run(method, float(rate), images, seed=0)
             sampler = training.sampler(training.data.validation, VALIDATION_SEED)
             episodes = setting.validation_episodes
-            evaluation = few_shot.evaluate(learner, sampler, episodes, batch_size=10)
+            evaluation = few_shot.evaluate(learner, sampler, episodes, 10, verbose=0)
         except nsl_keras.NonFiniteLossError as error:
             return record | {"accuracy": 0.0, "diverged": str(error)}
         if "inner_rate" in found:
@@ -232,7 +232,7 @@ def record_of(training: Training, method: str, rate: float, seed: int) -> dict:
             found["support_losses"] = support_losses(learner, sampler)
         start = time.perf_counter()
         episodes = setting.test_episodes
-        evaluation = few_shot.evaluate(learner, sampler, episodes, batch_size=10)
+        evaluation = few_shot.evaluate(learner, sampler, episodes, 10, verbose=0)
     except nsl_keras.NonFiniteLossError as error:
         # A result too: the published inner rate is one that steps may diverge at.
         return record | {"diverged": str(error)}

@@ -97,7 +97,7 @@ def evaluate(
     episodes: int = 600,
     batch_size: int = 4,
     start: int = 0,
-    verbose: int = 0,
+    verbose: int | str = "auto",
 ) -> Evaluation:
     """Returns a learner's accuracy on the queries of many episodes.
 
@@ -125,7 +125,7 @@ def evaluate(
     >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2)
     >>> def guess(episode):
     ...     return np.zeros((*episode.query_labels.shape, 5))
-    >>> print(few_shot.evaluate(guess, sampler, episodes=8))
+    >>> print(few_shot.evaluate(guess, sampler, episodes=8, verbose=0))
     20.00 ± 0.00 % (8 episodes)
     """
     is_sampler = isinstance(sampler, EpisodeSampler)
@@ -138,7 +138,7 @@ def evaluate(
     start = validation.non_negative_integer(start, "start")
     accuracies = []
     firsts = range(start, start + episodes, batch_size)
-    progress = keras.utils.Progbar(len(firsts), verbose=verbose)
+    progress = keras.utils.Progbar(len(firsts), verbose=1 if verbose == "auto" else verbose)
     for first in firsts:
         batch = sampler.episodes(min(batch_size, start + episodes - first), start=first)
         logits = _logits(learner, batch, batch_size)

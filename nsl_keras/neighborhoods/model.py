@@ -167,8 +167,8 @@ class MetaNeighborhoodModel(CheckedModel):
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
                 that ends in `Dense`, `CosineDense` or a 1x1 convolution of a 1x1 map, with
-                or without a softmax; with `task="regression"` a regressor that ends in a
-                linear layer.
+                or without a softmax. One output with a sigmoid becomes two logits. With
+                `task="regression"`, a regressor that ends in a linear layer.
             dictionary: `NeighborDictionary`, or the number of its entries.
             **options: Further arguments of `MetaNeighborhoodModel`.
 

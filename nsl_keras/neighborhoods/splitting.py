@@ -18,7 +18,8 @@ def split_classifier(
     """Returns copies of a model up to its last dense layer, and of that layer.
 
     The layer's outputs are linear. A 1x1 convolution of a 1x1 map, the last layer of
-    `MobileNet`, becomes a dense layer. `softmax` decides whether a final softmax is dropped
+    `MobileNet`, becomes a dense layer; one output `z` with a sigmoid the two logits 0 and
+    `z`. `softmax` decides whether a final softmax is dropped
     or refused.
     """
     graphs.require_graph(model)
@@ -26,14 +27,23 @@ def split_classifier(
     last, after = graphs.ending(copy)
     ends = [last, *after]
     passing = (*graphs.PASSING, keras.layers.Softmax)
-    dropped = (keras.activations.linear, *[keras.activations.softmax] * softmax)
-    is_linear = all(graphs.activation_of(each) in dropped for each in ends)
+    activations = [graphs.activation_of(each) for each in ends]
+    # The sigmoid of a logit z is the softmax of 0 and z.
+    sigmoids = activations.count(keras.activations.sigmoid)
+    is_binary = softmax and sigmoids == 1 and not isinstance(last, CosineDense)
+    is_binary = is_binary and copy.outputs[0].shape[1:] == (1,)
+    dropped = (
+        keras.activations.linear,
+        *[keras.activations.softmax] * softmax,
+        *[keras.activations.sigmoid] * is_binary,
+    )
+    is_linear = all(each in dropped for each in activations)
     if not (_is_dense(last) and is_linear and all(type(each) in passing for each in after)):
         names = [each and each.name for each in (last, *reversed(after))]
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
-            "1x1 convolution of a 1x1 map; in classification a softmax may follow, but "
-            "not a sigmoid of one output (use a softmax of two outputs). "
+            "1x1 convolution of a 1x1 map; in classification a softmax may follow, or a "
+            "sigmoid of one output. "
             f"Received: model {model.name!r}, which ends in {names}"
         )
     flat = {}
@@ -57,13 +67,18 @@ def split_classifier(
     inputs, outputs = graphs.symbols_of(backbone)
     if not isinstance(outputs, keras.KerasTensor):  # One output, in a dict or list.
         backbone = keras.Model(inputs, backbone.outputs[0], name=backbone.name)
-    if isinstance(last, keras.layers.Conv2D):
+    if isinstance(last, keras.layers.Conv2D) or is_binary:
         same = ("use_bias", "kernel_regularizer", "bias_regularizer", "trainable")
         kept = {name: getattr(last, name) for name in same}
-        head = keras.layers.Dense(last.filters, dtype=last.dtype_policy, **kept)
+        weights = [last.kernel, *([last.bias] if last.use_bias else [])]
+        weights = [keras.ops.reshape(each, (-1, each.shape[-1])) for each in weights]
+        if is_binary:
+            weights = [keras.ops.pad(each, ((0, 0), (1, 0))) for each in weights]
+        classes = weights[0].shape[-1]
+        head = keras.layers.Dense(classes, dtype=last.dtype_policy, **kept)
         head.build(backbone.output_shape)
-        for own, weight in zip(head.weights, last.get_weights(), strict=True):
-            own.assign(weight.reshape(own.shape))
+        for own, weight in zip(head.weights, weights, strict=True):
+            own.assign(keras.ops.reshape(weight, own.shape))
         return backbone, head
     if hasattr(last, "activation"):
         last.activation = keras.activations.linear

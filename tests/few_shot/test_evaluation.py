@@ -50,7 +50,7 @@ def test_each_episode_counts_once_however_they_are_batched(sampler, capsys):
         sizes.append(len(episode.query_images))
         return by_first_pixel(episode)
 
-    whole = evaluate(by_first_pixel, sampler, episodes=7, batch_size=9)
+    whole = evaluate(by_first_pixel, sampler, episodes=7, batch_size=9, verbose=0)
     assert whole.accuracies.shape == (7,) and len(np.unique(whole.accuracies)) > 1
     assert not capsys.readouterr().out
     parts = evaluate(learner, sampler, episodes=7, batch_size=3, verbose=1)

@@ -131,6 +131,28 @@ def test_a_trained_regressor(targets):
     assert_equal(source(IMAGES), expected)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda: [layers.Dense(1, "sigmoid", kernel_regularizer="l2")],
+        lambda: [layers.Dense(1, use_bias=False), layers.Activation("sigmoid")],
+        lambda: [
+            layers.Reshape((1, 1, 4)),
+            layers.Conv2D(1, 1, activation="sigmoid"),
+            layers.Flatten(),
+        ],
+    ],
+)
+def test_a_sigmoid_becomes_two_logits(end):
+    source = randomized(sequential(*end()))
+    model = from_classifier(source, inner_learning_rate=1e-9)
+    expected = as_numpy(source(IMAGES))
+    for adapt in (False, True):
+        logits = model(IMAGES, adapt=adapt)
+        assert_close(ops.softmax(logits), np.concatenate([1 - expected, expected], 1))
+    assert_equal(model(IMAGES, adapt=False)[:, 0], 0 * expected[:, 0])
+
+
 @pytest.mark.parametrize("pack", [lambda each: {"logits": each}, lambda each: [each]])
 def test_one_output_in_a_structure(pack):
     inputs = keras.Input((4,))
