@@ -22,8 +22,8 @@ class Docstrings(griffe.Extension):
 def rewritten(text: str) -> str:
     """Returns a docstring with what mkdocstrings would not understand in Markdown."""
     text = re.sub(
-        r"^Args:\n +Same as `keras\.layers\.(\w+)`, plus:\n",
-        r"Takes the arguments of `keras.layers.\1`, plus:\n\nArgs:\n",
+        r"^Args:\n +Same as (.+?), plus(.*):\n",
+        r"Takes the arguments of \1, plus\2:\n\nArgs:\n",
         text,
         flags=re.M,
     )
