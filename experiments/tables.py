@@ -134,7 +134,8 @@ def _where() -> str:
             "five photographs per class, clean and corrupted",
             f"{recipe('adapt', '`Finetuner.adapt`')}; "
             f"{recipe('similarity', 'then a similarity, trained and folded')}",
-            "logistic regression on the network's features: 0",
+            "logistic regression on the network's features: 0; "
+            f"{recipe('head', 'the classifier alone, trained as long')}",
             "none once folded",
         ],
         [

@@ -40,13 +40,19 @@ def table(found: list[dict], domains: Mapping[str, str] = TRIED) -> str:
                 f"{trained:,}" if trained else "",
                 # In float32.
                 f"{4 * trained / 1000:,.0f}" if trained else "",
-                ", ".join(dict.fromkeys(f"{r['rate']:g}" for r in own if r["rate"])),
+                ", ".join(dict.fromkeys(_rate(run) for run in own if run["rate"])),
                 tables.seeds(own),
             ]
         )
     columns = ["method", *parts, "trained parameters", "kB of a task"]
-    columns += ["learning rate", "draws"]
+    columns += ["learning rate (*: at the edge of its grid)", "draws"]
     return tables.markdown(columns, rows)
+
+
+def _rate(run: dict) -> str:
+    tried = run.get("setting", {}).get("rates", ())
+    is_edge = run["rate"] in (min(tried, default=0), max(tried, default=0))
+    return f"{run['rate']:g}{'*' * is_edge}"
 
 
 def _cell(found: list[dict], name: str) -> str:
@@ -89,6 +95,7 @@ PHOTOGRAPHS = ("photo", "blur", "noise", *CORRUPTED)
 STEPS = {
     "regression": "logistic regression on the features",
     "adapt": "`Finetuner.adapt`",
+    "head": "its classifier alone, trained as long",
     "similarity": "`add_similarity`, trained and folded",
 }
 
@@ -126,7 +133,7 @@ def recipe(results: pathlib.Path) -> str:
         if own:
             above = (
                 cell(own, lambda each, step=step: each[step] - each["regression"])
-                for step in ("adapt", "similarity")
+                for step in [*STEPS][1:]
             )
             base = cell(own, lambda each: each["regression"])
             rows.append([place, base, *above, str(len(own))])
