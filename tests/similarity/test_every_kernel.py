@@ -3,7 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_close, normal, randomize, values
+from helpers import (
+    IS_TENSORFLOW,
+    as_numpy,
+    assert_close,
+    normal,
+    randomize,
+    run_litert,
+    values,
+)
 
 from nsl_keras import convert, layers, predictors, similarities
 
@@ -289,6 +297,24 @@ def test_models_inside_forget_their_functions():
     trained = inner.predict(inputs, verbose=0)
     convert.fold(outer, inplace=True)
     assert_close(inner.predict(inputs, verbose=0), trained)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="Keras needs TensorFlow")
+@pytest.mark.filterwarnings("ignore")  # Of tf2onnx.
+def test_a_folded_transformer_runs_in_other_engines(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, inputs = attention()
+    convert.add_similarity(model, "orthogonal", block_size=4, inplace=True)
+    randomize(model.trainable_variables)
+    expected = as_numpy(model(inputs))
+    convert.fold(model, inplace=True)
+    model.export(tmp_path / "model.tflite", format="litert", verbose=False)
+    assert_close(run_litert(tmp_path / "model.tflite", inputs), expected)
+    model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (received,) = session.run(None, {session.get_inputs()[0].name: inputs})
+    assert_close(received, expected)
 
 
 def test_a_quantized_layer_stops_a_fold_before_it_begins():
