@@ -8,13 +8,13 @@ backend, or in the length or the learning rates of their trials, or whose trials
 chance, are "not comparable"; both
 commands fail where README or a matrix would compare such rows. On the pages of README and
 docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by
-the command that wrote its records, and the commits that it ran.
+its command and setting, or by a link to them.
 """
 
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import experiments.demo.table
@@ -160,19 +160,23 @@ def _records(file: str, name: str = "") -> runs.RunRecords:
 
 
 def _image_classification(
-    name: str, columns: int, how: str | None = None, experiment: str = "table_1"
+    name: str, columns: Sequence[int], how: str | None = None, experiment: str = "table_1"
 ) -> str:
     records = _records("image_classification.jsonl", name)
     made = experiments.image_classification.table.section(records, [experiment])
     return _shown(made, records.path.name, columns, how)
 
 
-def _few_shot(columns: int, name: str = FEW_SHOT[1], *rows: Any) -> str:
+def _few_shot(
+    columns: Sequence[int], name: str = FEW_SHOT[1], *rows: Any, without: Sequence[str] = ()
+) -> str:
     made = experiments.few_shot.table.section(_records(FEW_SHOT[0], name), *rows)
-    return _shown(made, FEW_SHOT[0], columns)
+    return _shown(made, FEW_SHOT[0], columns, without=without)
 
 
-def _similarity(setting: str, number: str, columns: int, how: str | None = None) -> str:
+def _similarity(
+    setting: str, number: str, columns: Sequence[int], how: str | None = None
+) -> str:
     records = _records("neural_similarity.jsonl", f"cnn9_default_{setting}")
     made = experiments.neural_similarity.table.section(records, [number])
     return _shown(made, records.path.name, columns, how)
@@ -184,14 +188,20 @@ def _converged() -> str:
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    similar = _similarity(f"16-32-64_{narrow}", "cost", 9, how)
-    return f"{similar}\n\n{_image_classification(f'convnet4_12-48-96-96_{narrow}', 9, how)}"
+    similar = _similarity(f"16-32-64_{narrow}", "cost", (0, 1, 2, 4, 6, 8), how)
+    adapted = _image_classification(
+        f"convnet4_12-48-96-96_{narrow}", (0, 1, 2, 3, 4, 6, 8), how
+    )
+    return f"{similar}\n\n{adapted}"
 
 
 def _apart(setting: str, *rates: float) -> str:
+    """A table of trials: their records name the commands."""
     name = f"cnn9_default_{setting}_tuned"
     made = experiments.neural_similarity.table.apart(RESULTS, name, rates)
-    return _shown(made, "neural_similarity_tuning.jsonl", 5 + len(rates))
+    how = "`experiments.neural_similarity`, trials"
+    columns = range(4 + len(rates) - 1)
+    return _shown(made, "neural_similarity_tuning.jsonl", columns, how)
 
 
 def _no_harm() -> str:
@@ -201,7 +211,7 @@ def _no_harm() -> str:
         "networks with batch norms with `--batch_norm=unbiased`"
     )
     made = report.summary_table(compare(found))
-    return _shown(f"{command}\n\n{made}", report.PLACE, 6)
+    return _shown(f"{command}\n\n{made}", report.PLACE, range(4))
 
 
 def _prices() -> str:
@@ -222,26 +232,40 @@ def _prices() -> str:
     return _shown(f"{tables.commands(found)}\n\n{made}", "benchmarks.jsonl")
 
 
-def _section(module: Any, *kind: str, columns: int | None = None) -> str:
+def _section(module: Any, *kind: str, columns: Sequence[int] | None = None) -> str:
     return _shown(module.section(RESULTS, *kind), module.PLACE, columns)
 
 
 def _shown(
-    section: str, file: str, columns: int | None = None, how: str | None = None
+    section: str,
+    file: str,
+    columns: Sequence[int] | None = None,
+    how: str | None = None,
+    without: Sequence[str] = (),
 ) -> str:
-    """The first table of a section, and below it, folded, what was run for it.
+    """The first table of a section, of it some columns, and no rows that say `without`.
 
-    That is what the section says before the table, unless `how` says it.
+    Below it: `how` it was made, or a link to the section in results/README.md, which says
+    what was run. A section without a heading is not there: what it says is folded.
     """
-    parts = [part for part in section.split("\n\n") if not part.startswith(("#", "!["))]
+    parts = [part for part in section.split("\n\n") if not part.startswith("![")]
     first = next((i for i, part in enumerate(parts) if part.startswith("|")), None)
     if first is None:
-        return "\n\n".join(parts)
-    lines = [line.strip("|").split("|")[:columns] for line in parts[first].splitlines()]
-    table = "\n".join(f"|{'|'.join(cells)}|" for cells in lines)
-    how = how or "\n\n".join(parts[:first])
-    rest = [part for part in parts[first + 1 :][:1] if part.startswith(tables.REST)]
-    table = "\n\n".join([table, *rest])
+        return "\n\n".join(part for part in parts if not part.startswith("#"))
+    lines = [line.strip("|").split("|") for line in parts[first].splitlines()]
+    kept = range(len(lines[0])) if columns is None else columns
+    table = "\n".join(
+        f"|{'|'.join(cells[number] for number in kept)}|"
+        for cells in lines
+        if not any(each in cell for cell in cells for each in without)
+    )
+    records = f"{FILES}/{file}"
+    if how is None and parts[0].startswith("#"):
+        anchor = re.sub(r"[^\w\- ]", "", parts[0].strip("# ").lower()).replace(" ", "-")
+        how = f"[Command]({FILES}/README.md#{anchor})"
+    if how:
+        return f"{table}\n\n{how}, [records]({records})."
+    how = "\n\n".join(parts[:first])
     return f"""{table}
 
 <details markdown="1">
@@ -249,7 +273,7 @@ def _shown(
 
 {how}
 
-The records: [`results/{file}`]({FILES}/{file}).
+The records: [`results/{file}`]({records}).
 
 </details>"""
 
@@ -262,26 +286,32 @@ TABLES: dict[str, Callable[[], str]] = {
     "rivals": lambda: experiments.demo.table.rivals(
         _records(experiments.demo.table.PLACE, "digits_rivals").runs
     ),
-    "few_shot": lambda: _few_shot(5),
-    "static_few_shot": lambda: _few_shot(4, _SMALL, experiments.few_shot.table.ADAPTED),
+    "few_shot": lambda: _few_shot(
+        (0, 1, 2), without=(tables.NOT_COMPARABLE, "layer of predictors")
+    ),
+    "static_few_shot": lambda: _few_shot(
+        range(4), _SMALL, experiments.few_shot.table.ADAPTED
+    ),
     "dynamic_few_shot": lambda: _few_shot(
-        6, f"{_SMALL}_tuned", experiments.few_shot.table.DYNAMIC
+        (0, 1, 2, 3, 5), f"{_SMALL}_tuned", experiments.few_shot.table.DYNAMIC
     ),
     "calibration": lambda: _section(calibration),
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
     "uns_long": lambda: _apart("8-16-32_cifar10_5000_2340", 0.01),
-    "uns_test": lambda: _similarity("8-16-32_cifar10_5000_2340", "uns", 5),
+    "uns_test": lambda: _similarity("8-16-32_cifar10_5000_2340", "uns", range(4)),
     "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),
-    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", 6),
-    "inner_steps": lambda: _image_classification(_MNIST, 5, experiment="A.5"),
-    "classifiers": lambda: _image_classification(_MNIST, 4, experiment="A.6"),
+    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", range(6)),
+    "inner_steps": lambda: _image_classification(_MNIST, range(5), experiment="A.5"),
+    "classifiers": lambda: _image_classification(_MNIST, range(4), experiment="A.6"),
     "converged": _converged,
     "regression": lambda: _section(experiments.regression.table),
-    "pretrained": lambda: _section(pretrained, columns=9),
-    "corruptions": lambda: _section(pretrained, "corrupted"),
+    "pretrained": lambda: _section(pretrained, columns=(0, 1, 5, 9, 10)),
+    "corruptions": lambda: _section(
+        pretrained, "corrupted", columns=(0, 1, 7, 13, 14, 15, 16)
+    ),
     "recipe": lambda: _shown(pretrained.recipe(RESULTS), pretrained.RECIPE),
     "no_harm": _no_harm,
-    "stability": lambda: _section(stability),
+    "stability": lambda: _section(stability, columns=(0, 2, 3, 5)),
     "kernel_shape": lambda: _section(kernel_shape),
     "prices": _prices,
     "kills": lambda: kills.section(RESULTS),

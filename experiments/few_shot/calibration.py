@@ -132,20 +132,22 @@ def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -
 
 
 def table(found: list[dict]) -> str:
-    rows = []
+    """A row for each kind of classes, a column for each learner."""
+    rows: dict[str, list[str]] = {}
     for run in found:
         kind = f"{SETS[run['data']]}, {run['shots']} per class"
-        cells = [f"{100 * run['accuracy']:.1f}", f"{run['error_before']:.2f}"]
-        rows.append([kind, run["method"], *cells, f"{run['error']:.2f}"])
-    columns = ["new classes", "learner", "accuracy, %", "error before", "error"]
-    return tables.markdown(columns, rows)
+        errors = f"{run['error_before']:.2f}, {run['error']:.2f}"
+        cells = rows.setdefault(kind, [kind])
+        cells.append(f"{100 * run['accuracy']:.1f}; {errors}")
+    learners = dict.fromkeys(run["method"] for run in found)
+    return tables.markdown(["new classes", *learners], rows.values())
 
 
 def section(results: pathlib.Path) -> str:
     found = runs.RunRecords(results / PLACE).runs
     return (
         f"## Calibration of adapted classifiers\n\n{tables.commands(found)}: "
-        "expected calibration error (ten bins) of "
+        "accuracy in % and expected calibration error (ten bins) of "
         "what `adapt` returns, before and after its temperature, over "
         f"{found[0]['setting']['draws']} draws of classes and examples.\n\n{table(found)}"
     )

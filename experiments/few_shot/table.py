@@ -126,7 +126,9 @@ def _table(
             continue
         shown = _difference(name, other, found, setting, trials)
         if shown and names is not ALL:
-            shown += f" to {methods.METHODS[other].title}"
+            baseline = other == methods.BASELINE
+            title = "finetuning" if baseline else methods.METHODS[other].title
+            shown += f" to {title}"
         cells += [
             _percent(_evaluation(chosen, setting)),
             shown,
