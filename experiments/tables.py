@@ -52,7 +52,9 @@ the key that identifies it, what was measured, the commit of this package that r
 where a file has them, its setting, the command and the versions. For older runs, the commit
 is the first that contains the record, and the command names module and methods as they are
 called today.
-`python -m experiments.tables` makes the tables from the records.
+`python -m experiments.tables` makes the tables from the records. Where a section does not
+say otherwise, a cell is a mean over seeds ± their standard deviation, and differences are
+paired by seed.
 
 Commands write below `runs/`, which git ignores. To renew a result, delete its line, run the
 command beside its table with `--output_dir=.` in place of any other, and make the tables.
@@ -84,7 +86,22 @@ def results_readme() -> str:
         experiments.regression.table.section(RESULTS),
         experiments.speed.table.sections(RESULTS),
     ]
-    return "\n\n".join(parts) + "\n"
+    return folded("\n\n".join(parts)) + "\n"
+
+
+def folded(text: str) -> str:
+    """The text with what stands below a heading behind a fold, but for pictures."""
+    first, *others = re.split(r"^(##+ .*)$", text, flags=re.M)
+    parts = [first.strip()]
+    for heading, body in zip(others[::2], others[1::2], strict=True):
+        blocks = body.strip().split("\n\n")
+        pictures = [block for block in blocks if block.startswith("![")]
+        rest = "\n\n".join(block for block in blocks if block not in pictures)
+        if rest.count("\n|") > 4:  # A table.
+            summary = f"<summary>{heading.lstrip('# ')}</summary>"
+            rest = f'<details markdown="1">\n{summary}\n\n{rest}\n\n</details>'
+        parts += [heading, rest, *pictures]
+    return "\n\n".join(part for part in parts if part)
 
 
 def pages() -> list[pathlib.Path]:

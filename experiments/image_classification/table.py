@@ -63,8 +63,7 @@ def _heading(setting: dict, found: list[dict]) -> str:
         f"### {backbone} on {setting['dataset']}, {setting['classes']} classes: "
         f"{setting['train_examples']:,} images, {recipe['steps']:,} steps\n\n"
         f"{tables.commands(found)}. {tables.training(setting)}; {entries}. Accuracies on "
-        f"{setting['test_examples']:,} test images after the last step, in %, mean ± "
-        "standard deviation over seeds; differences paired by seed."
+        f"{setting['test_examples']:,} test images after the last step, in %."
     )
 
 

@@ -91,8 +91,7 @@ def _heading(setting: dict, found: list[dict], part: str = "test") -> str:
         f"{tables.commands(found)} with {backend} {version}. "
         f"{tables.training(setting)}, batch norm momentum "
         f"{setting['batch_normalization_momentum']:g}. Errors on "
-        f"{setting[f'{part}_examples']:,} {part} images after the last step, in %, mean ± "
-        "standard deviation over seeds; differences paired by seed."
+        f"{setting[f'{part}_examples']:,} {part} images after the last step, in %."
     )
 
 
