@@ -142,6 +142,16 @@ def test_names_exist(path):
             thing = getattr(thing, name)
 
 
+def shortened(block):
+    """A block of code without downloads, with small images and few epochs."""
+    block = block.replace('weights="imagenet"', "weights=None")
+    return block.replace("96, 96", "32, 32").replace("epochs=5", "epochs=1")
+
+
+def test_the_site_begins_with_the_code_of_the_readme():
+    assert CODE.findall((DOCS / "index.md").read_text()) == CODE.findall(README)[:1]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "page",
@@ -158,7 +168,7 @@ def test_code_runs(page, tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)
     # A page is one program, its blocks one after the other.
-    blocks = CODE.findall(page.read_text())
+    blocks = list(map(shortened, CODE.findall(page.read_text())))
     if name_of(page) == "guides/devices.md":  # A test with two devices runs those of JAX.
         blocks = blocks[:1]
     # A few epochs, steps and episodes show that it runs.
@@ -173,9 +183,7 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "readme"}
     for block in CODE.findall(README):
-        program = block.replace('weights="imagenet"', "weights=None")
-        program = program.replace("epochs=5", "epochs=1").replace("96, 96", "32, 32")
-        exec(compile(program, "README.md", "exec"), names)
+        exec(compile(shortened(block), "README.md", "exec"), names)
     for name in ("digits", "pets"):
         assert (tmp_path / "served" / name / "1" / "saved_model.pb").exists()
     assert names["examples"].shape == (2, 3, 8, 8, 1)
