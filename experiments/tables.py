@@ -231,10 +231,10 @@ def _no_harm() -> str:
     return _shown(f"{command}\n\n{made}", report.PLACE, range(4))
 
 
-def _prices() -> str:
+def _prices(group: str) -> str:
     """A row for each case and candidate: multiples of time, with XLA behind, and memory."""
     rows: dict[tuple[str, str], dict[str, list[str]]] = {}
-    found = experiments.speed.table.measured(RESULTS, "prices")
+    found = experiments.speed.table.measured(RESULTS, group)
     for row in (row for each in found for row in each["rows"]):
         case, _, what = row["case"].rpartition(", ")
         cells = rows.setdefault((case, row["candidate"]), {})
@@ -330,7 +330,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "no_harm": _no_harm,
     "stability": lambda: _section(stability, columns=(0, 2, 3, 5)),
     "kernel_shape": lambda: _section(kernel_shape),
-    "prices": _prices,
+    "prices": lambda: _prices("prices"),
+    "transformer": lambda: _prices("transformer"),
     "kills": lambda: kills.section(RESULTS),
     "load": lambda: _section(load),
 }

@@ -83,7 +83,7 @@ def of_transformer(xla: bool) -> Iterator[measure.Comparison]:
 
     models = {name: adapted(name) for name in ADAPTED}
     ids = tf.random.uniform((16, LENGTH), maxval=30_000, dtype=tf.int32)
-    case = f"MiniLM-L6, training step, 16 sentences of {LENGTH} tokens"
+    case = f"MiniLM-L6, 16 sentences of {LENGTH} tokens, training step"
     yield measure.compared(case, models, measure.training_step, ids, xla)
 
 
