@@ -156,7 +156,8 @@ def save_model(
     with contextlib.ExitStack() as contexts:
         scratch = contexts.enter_context(files.replacing(path))
         if isinstance(served, MetaNeighborhoodModel):
-            contexts.enter_context(served.neighborhood.constants.computed())
+            served.neighborhood.constants.update()
+            contexts.enter_context(served.neighborhood.constants.used())
         archive.write_out(str(scratch), verbose=False)  # It traces the functions.
         _compare(scratch, batch, expected, tolerance)
 

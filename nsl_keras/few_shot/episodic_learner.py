@@ -14,7 +14,7 @@ from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, variable_scope
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
-from nsl_keras.training.checks import FIT, CheckedModel, loss_of_logits
+from nsl_keras.training.checks import FIT, CheckedModel
 from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 
 
@@ -50,14 +50,6 @@ class EpisodicLearner(Adapting, CheckedModel):
             "batch_normalization": self.batch_normalization,
         }
 
-    def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Configures training, as in Keras; the loss of a classifier must take logits."""
-        if self.classifies:
-            loss_of_logits(loss)
-        super().compile(optimizer, loss, *args, **kwargs)
-
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
         weights = FIT.bind(self, *args, **options).arguments.get("class_weight")
@@ -78,8 +70,6 @@ class EpisodicLearner(Adapting, CheckedModel):
         return super().predict(self._checked(x), *args, **kwargs)
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not is_in_memory(x):
-            return
         arrays = x if isinstance(x, (tuple, list)) else ()
         shapes = [tuple(np.shape(each)) for each in arrays] or np.shape(x)
         episode_shapes(shapes, () if self.classifies else self.outputs_shape)

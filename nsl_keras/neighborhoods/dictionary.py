@@ -301,18 +301,19 @@ class NeighborDictionary(keras.layers.Layer):
         queries: Tensor,
         training: bool | None = None,
         kept: Tensor | None = None,
-        constants: Sequence[Tensor] = (),
+        constants: Sequence[Sequence[Tensor]] = ((), ()),
     ) -> tuple[Entries, Tensor]:
         """Returns `(entries, attention)`: the entries that take part, and their attention.
 
         They have the dtype of the queries, float32 or wider. With `dropout_scope="batch"`,
         dropped entries are not returned. If `kept` is given, no entries are drawn. The
-        `constants` are those of the metric; it computes them unless they are given.
+        `constants` are those of the metric, and those of the inner loop.
         """
         width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
         fits = queries.shape[-1] in (None, width)
         shape = tuple(queries.shape)
         validation.require(fits, "features.shape", f"(batch, {width})", shape)
+        of_metric, of_inner_loop = constants
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)
@@ -320,13 +321,13 @@ class NeighborDictionary(keras.layers.Layer):
                 taken = ops.argsort(ops.cast(kept[0], "int32"))[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
                 kept = None
-        scores = self.metric(queries, keys, *constants) * abs(self.inverse_temperature)
+        scores = self.metric(queries, keys, *of_metric) * abs(self.inverse_temperature)
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
         # MN Eq. (5): attention. Keras warns of a softmax over one entry.
         attention = ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores)
-        return Entries(keys, values), attention
+        return Entries(keys, values, of_inner_loop), attention
 
     def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws the entries of a training step, a mask as `kept` of `attention`.

@@ -1,19 +1,37 @@
-"""The layer that adapts a head to each example's neighbors, then predicts."""
+"""The layer that adapts a head to each example's neighbors, then predicts.
+
+The gradients of the inner loss at the dictionary's entries do not depend on the query, and
+cost far more than the rest of a prediction. `predict`, `evaluate`, `neighbors` and exports
+compute them once, and keep them in `Constants`, variables that no file of weights contains.
+
+They are never out of date, because only three places use them:
+
+* the functions that Keras runs on the batches of `predict` and `evaluate`. Each call of
+  these methods computes the constants anew, just before its first batch: callbacks that
+  change weights at the beginning, as `keras.callbacks.SwapEMAWeights` does, have run;
+* `neighbors` and an export, right after they have computed them.
+
+Everywhere else, for instance in `model(x)` or in a training loop of your own, each call
+computes everything, and so is differentiable. So does a `test_step` or `predict_step` of
+your own, which may change weights.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 from absl import logging
-from keras import ops
+from keras import ops, tree
 
 from nsl_keras import configs, nesting, validation
-from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
+from nsl_keras.backend import Tensor, largest, leave_out_of_xla, updated, wide_dtype
 from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods import dual_form
 from nsl_keras.neighborhoods import inner_loop as loops
-from nsl_keras.neighborhoods.constants import Constants
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, InnerLearningRate, InnerLoop
@@ -48,6 +66,65 @@ class Neighbors(NamedTuple):
     output_changes: Any
     before: Any
     after: Any
+
+
+class Constants:
+    """Variables for the tensors that a function computes; Keras does not track them."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute = compute
+        self.in_use = False
+        self.held: Any = ()
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return tree.flatten(self.held)
+
+    def build(self) -> None:
+        """Creates a variable for each tensor."""
+        options = {"trainable": False, "name": "constant"}
+        self.held = tree.map_structure(
+            lambda each: keras.Variable("zeros", each.shape, each.dtype, **options),
+            self.compute(),
+        )
+
+    def update(self) -> None:
+        """Computes the tensors and assigns them to the variables."""
+        for variable, tensor in zip(
+            self.variables, tree.flatten(self.compute()), strict=True
+        ):
+            variable.assign(tensor)
+
+    def read(self) -> Any:
+        return tree.map_structure(ops.convert_to_tensor, self.held)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Lets the head read the constants instead of computing them."""
+        self.in_use = True
+        try:
+            yield
+        finally:
+            self.in_use = False
+
+
+@dataclasses.dataclass
+class Once:
+    """A model's function of batches; computes the constants before the first batch."""
+
+    model: Any
+    function: Callable[..., Any]
+    is_due: bool = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self.model.built:  # The function is about to build it.
+            return self.function(*arguments)
+        constants = self.model.neighborhood.constants
+        if self.is_due:
+            arguments = updated(self.model, constants.update, arguments)
+            self.is_due = False
+        with constants.used():
+            return self.function(*arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -234,7 +311,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(is_wide, "head", demand, outputs.dtype)
 
     def _constants(self) -> Any:
-        """Computes what inference computes once; see `constants.py`."""
+        """Computes what inference computes once."""
         _require_plain_layers(self.head)
         entries = self.dictionary.entries(self._precision)
         of_metric = self.dictionary.metric.constants(entries.keys)
@@ -259,11 +336,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     ) -> tuple[Entries, Tensor]:
         """Returns entries, with constants if they are in use, and their attention."""
         _require_plain_layers(self.head)
-        if training or not self.constants.in_use:
-            return self.dictionary.look_up(queries, training, kept)
-        of_metric, of_head = self.constants.read()
-        entries, attention = self.dictionary.look_up(queries, None, kept, of_metric)
-        return entries._replace(constants=of_head), attention
+        is_ready = self.constants.in_use and not training
+        constants = self.constants.read() if is_ready else ((), ())
+        return self.dictionary.look_up(queries, training, kept, constants)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.

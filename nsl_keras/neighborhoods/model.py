@@ -17,12 +17,11 @@ from nsl_keras.backend import (
     replicas_in_sync,
     variable_scope,
 )
-from nsl_keras.neighborhoods.constants import Once
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
-from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
+from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors, Once
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import data, files
-from nsl_keras.training.checks import CheckedModel, loss_of_logits
+from nsl_keras.training.checks import CheckedModel
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -122,6 +121,7 @@ class MetaNeighborhoodModel(CheckedModel):
         kwargs |= {"dtype": self.dtype_policy, "name": "neighborhood"}
         self.neighborhood = MetaNeighborhoodHead(head, dictionary, **kwargs)
         self.task = self.neighborhood.task
+        self.classifies = self.task == "classification"
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
@@ -205,11 +205,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """Returns the features `z` of a batch, of shape `(batch, features)`."""
         if self.backbone is None:
             return ops.convert_to_tensor(inputs, sparse=False)
-        try:
-            return self.backbone(inputs, training=training)
-        except ValueError as error:
-            graphs.name_shapes(self.backbone, inputs, error)
-            raise
+        return self.backbone(inputs, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.
@@ -218,18 +214,7 @@ class MetaNeighborhoodModel(CheckedModel):
             inputs = graphs.output_spec(self.backbone, inputs)
         return tuple(self.neighborhood(inputs).shape)
 
-    def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Configures training, as in Keras; the loss of a classifier must take logits."""
-        if self.task == "classification":
-            loss_of_logits(loss)
-        super().compile(optimizer, loss, *args, **kwargs)
-        self._ranking.cache_clear()  # It may run eagerly from now on, or no longer.
-
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not data.is_in_memory(x):
-            return
         x, y = data.gather(x, y)
         for path, leaf in tree.flatten_with_path(x):
             validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
@@ -386,8 +371,9 @@ class MetaNeighborhoodModel(CheckedModel):
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)
-        with self.neighborhood.constants.computed():
-            found = self._ranking(k, by, effects).predict(x, **options)
+        self.neighborhood.constants.update()
+        with self.neighborhood.constants.used():
+            found = self._ranking(k, by, effects, self.run_eagerly).predict(x, **options)
         return Neighbors(**{"output_changes": None, **found})
 
     def neighbors_of_batch(
@@ -426,7 +412,7 @@ class MetaNeighborhoodModel(CheckedModel):
         features = at_least_float32(self._features_of(x, **options))
         keys, values, _ = self.dictionary.entries(features.dtype)
         classes, labels = np.zeros(self.num_neighbors), np.zeros(len(features))
-        if y is not None and self.task == "classification":
+        if y is not None and self.classifies:
             self.dictionary.require_targets(y)
             validation.one_per_example(y, len(features), "y")
             classes, labels = ops.convert_to_numpy(ops.argmax(values, 1)), classes_of(y)
@@ -455,14 +441,16 @@ class MetaNeighborhoodModel(CheckedModel):
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
-    def _ranked(self, k: int, by: str, effects: bool) -> data.BatchFunction:
+    def _ranked(
+        self, k: int, by: str, effects: bool, run_eagerly: bool
+    ) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
 
         def ranking(inputs: Any) -> dict[str, Tensor]:
             found = self.neighbors_of_batch(inputs, k, by, effects)._asdict()
             return {name: each for name, each in found.items() if each is not None}
 
-        return data.BatchFunction(ranking, self, self.run_eagerly)
+        return data.BatchFunction(ranking, self, run_eagerly)
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
@@ -483,7 +471,8 @@ class MetaNeighborhoodModel(CheckedModel):
         validation.built(self, "export")
         # Keras refuses a model that was never called, as after loading.
         self(_symbols_of(self.get_build_config()["input_shape"]))
-        with self.neighborhood.constants.computed():
+        self.neighborhood.constants.update()
+        with self.neighborhood.constants.used():
             super().export(filepath, format, *args, **kwargs)
         if format == "onnx":
             files.require_onnx(filepath)
