@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import graphs, validation
-from nsl_keras.backend import Tensor, variable_scope
+from nsl_keras.backend import Tensor, variable_scope, wide_dtype
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
 from nsl_keras.training.checks import FIT, CheckedModel
@@ -21,7 +21,8 @@ from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call` and `_adapted`, and sets `ways` in `build` at the latest.
+    A subclass writes `call` and `_adapted`, `build_for` if it has weights of its own, and
+    sets `ways` there at the latest.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -38,6 +39,16 @@ class EpisodicLearner(Adapting, CheckedModel):
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
         )
+
+    def build(self, input_shape: Any) -> None:
+        if not self.built:
+            support, *_ = episode_shapes(input_shape, () if self.classifies else None)
+            output = self._output_of(support[2:])
+            self._outputs_dtype = wide_dtype(output.dtype)
+            self.build_for(tuple(output.shape[1:]))
+
+    def build_for(self, shape: tuple[int, ...]) -> None:
+        """Creates what depends on the shape of the network's output, without batch axis."""
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         batch, queries = input_shape[2][:2]

@@ -15,10 +15,10 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
+from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
 from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods.inner_loop import InnerLearningRate
@@ -149,19 +149,13 @@ class MAML(EpisodicLearner):
         inner = select_variables(model, inner_variables)
         self.functional = FunctionalModel(model, inner, batch_normalization)
 
-    def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
-        if self.built:
-            return
-        support, _, _ = episode_shapes(input_shape, () if self.classifies else None)
-        found = self._output_of(support[2:])
-        shape = tuple(found.shape[1:])
+    def build_for(self, shape: tuple[int, ...]) -> None:
         if self.classifies:
             demand = "a network with logits of shape (batch, ways), for two or more ways"
             is_vector = len(shape) == 1 and shape[0] > 1
-            validation.require(is_vector, "model", demand, found)
+            validation.require(is_vector, "model", demand, (None, *shape))
             (self.ways,) = shape
         self.outputs_shape = shape
-        self._outputs_dtype = wide_dtype(found.dtype)
         self.rate.build_for([()] * len(self.functional.variables))
 
     @property

@@ -14,7 +14,7 @@ from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
 from nsl_keras.training.normalization import move_statistics
 
@@ -22,7 +22,7 @@ from nsl_keras.training.normalization import move_statistics
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
-    A subclass defines `compare`, and `build_for` if it has weights of its own.
+    A subclass defines `compare`.
     """
 
     wraps = "backbone"
@@ -42,16 +42,6 @@ class MetricLearner(EpisodicLearner):
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
         self.outputs_shape = (self.ways,)
-
-    def build(self, input_shape: Any) -> None:
-        if self.built:
-            return
-        support, _, _ = episode_shapes(input_shape, ())
-        features = self._output_of(support[2:])
-        self.build_for(tuple(features.shape[1:]))
-
-    def build_for(self, feature_shape: tuple[int, ...]) -> None:
-        """Creates what `compare` needs for features of a shape, without the batch axis."""
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         support, labels, queries = inputs
@@ -97,8 +87,8 @@ class MetricLearner(EpisodicLearner):
         dtype = keras.backend.standardize_dtype(features.dtype)
         inputs = keras.Input(features.shape[1:], dtype=dtype)
         backbone = keras.Model(inputs, keras.layers.Identity(dtype=dtype)(inputs))
-        backbone = keras.saving.serialize_keras_object(backbone)
-        config = {**self.get_config(), "backbone": backbone, "ways": ways}
+        config = {**self.get_config(), "ways": ways}
+        config["backbone"] = keras.saving.serialize_keras_object(backbone)
         learner = self.from_config(config)
         learner._build_for(features.shape[1:])
         others = set(map(id, self.backbone.weights))

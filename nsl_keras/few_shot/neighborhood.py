@@ -105,12 +105,12 @@ class NeighborhoodLearner(MetricLearner):
             keys, values, attention, queries, prototypes = tensors
             weights = [ops.transpose(prototypes), self.learned_scale]
             stage = DenseStage(lambda: weights, is_cosine=True)
-            # One chunk: support sets are small, and chunking would lose the static size on
-            # TensorFlow.
-            options: dict[str, Any] = {"stages": [stage], "chunk_size": None}
-            inner_loop = DualForm(self.rate, self.inner_steps, **options)
-            entries = Entries(keys, values)
-            return inner_loop.outputs(entries, attention, queries)  # MN Eq. (3)
+            # In one chunk: the size of a support set may be unknown.
+            inner_loop = DualForm(
+                self.rate, self.inner_steps, stages=[stage], chunk_size=None
+            )
+            # MN Eq. (3).
+            return inner_loop.outputs(Entries(keys, values), attention, queries)
 
         return vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]
@@ -181,11 +181,11 @@ class AdaptedNeighborhoods(NamesClasses, MetaNeighborhoodModel):
         self, inputs: Any, k: int, by: str = "attention", effects: bool = False
     ) -> Neighbors:
         found = super().neighbors_of_batch(inputs, k, by, effects)
-        names = ("before", "after", "output_changes")
-        pairs = [(each, getattr(found, each)) for each in names]
-        return found._replace(
-            **{name: self.classes(v) for name, v in pairs if v is not None}
-        )
+        before, after = self.classes(found.before), self.classes(found.after)
+        found = found._replace(before=before, after=after)
+        if found.output_changes is None:
+            return found
+        return found._replace(output_changes=self.classes(found.output_changes))
 
     def _without_adaptation(self) -> keras.Model:
         plain = super()._without_adaptation()

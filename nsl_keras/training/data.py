@@ -37,8 +37,7 @@ class BatchFunction(keras.Model):
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         if is_in_memory(x):
-            if all(map(np.isscalar, leaves(x))):
-                x = np.asarray(x)  # Nested lists of numbers.
+            x, _ = gather(x)
             has_axes = all(map(np.ndim, leaves(x)))
             validation.require(has_axes, "x", "a batch, not a scalar", x)
             x = map_arrays(with_text, x)

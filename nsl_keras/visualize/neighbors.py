@@ -10,6 +10,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import at_least_float32
+from nsl_keras.neighborhoods.dictionary import classes_of
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures
@@ -238,6 +239,4 @@ def _labels(labels: Any, names: list[str], examples: int, argument: str) -> list
         return []
     validation.one_per_example(labels, examples, argument)
     validation.class_labels(labels, len(names), argument)
-    rows = np.reshape(labels, (examples, -1))
-    rows = np.eye(len(names))[rows[:, 0].astype(int)] if rows.shape[1] == 1 else rows
-    return _named(rows, names)
+    return [names[each] for each in classes_of(labels)]
