@@ -14,7 +14,7 @@ from nsl_keras.copying import copied, paired_variables
 from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 from nsl_keras.few_shot.class_logits import ClassLogits
 from nsl_keras.few_shot.episodes import as_classes
-from nsl_keras.few_shot.functional import FunctionalModel, effective_policy, statistics_of
+from nsl_keras.few_shot.functional import FunctionalModel, batch_norms, statistics_of
 from nsl_keras.training.data import gather, with_text
 
 
@@ -41,7 +41,9 @@ class Adapting:
 
         `batch_normalization`; or `"moving"` if none is trainable; `None` without any.
         """
-        return effective_policy(self, self.batch_normalization)
+        trainable = [each.trainable for each in batch_norms(self)]
+        policy = self.batch_normalization if any(trainable) else "moving"
+        return policy if trainable else None
 
     def adapt(
         self, x: Any, y: Any = None, class_names: Sequence[str] | None = None
@@ -149,10 +151,10 @@ def adapted_copy(
     `"moving"`. `values` are new values of variables, by the variables' ids.
     """
     new = {id(each): each for each in model.variables} | (values or {})
-    if effective_policy(model, policy) == "support":
-        functional = FunctionalModel(model, model.variables, policy)
+    functional = FunctionalModel(model, model.variables, policy)
+    if norms := functional.norms():
         _, found = functional.outputs([*new.values()], examples)
-        new |= zip(map(id, statistics_of(functional.norms())), found, strict=True)
+        new |= zip(map(id, statistics_of(norms)), found, strict=True)
     copy = copied(model)
     for variable, own in paired_variables(model, copy):
         # All of them, because Keras's file merges LoRA's kernels. By NumPy: on JAX, a model

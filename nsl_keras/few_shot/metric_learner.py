@@ -15,7 +15,7 @@ from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vector
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
-from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
+from nsl_keras.few_shot.functional import FunctionalModel
 from nsl_keras.training.normalization import move_statistics
 
 
@@ -135,7 +135,8 @@ def outputs_of_sets(
 
     Sets are the support set and the queries, or one set, of shape `(batch, examples, ...)`.
     """
-    if effective_policy(model, policy) in ("moving", None):
+    functional = FunctionalModel(model, (), policy)
+    if not functional.norms():
         # Dropout and noise stay off by episode.
         training = training and policy == "moving"
         images = ops.concatenate(sets, axis=1)
@@ -144,7 +145,6 @@ def outputs_of_sets(
         found = ops.reshape(found, (batch, count, *found.shape[1:]))
         first = ops.shape(sets[0])[1]
         return [found[:, :first], found[:, first:]][: len(sets)]
-    functional = FunctionalModel(model, (), policy)
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
         first, statistics = functional.outputs([], sets[0])
