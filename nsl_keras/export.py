@@ -46,9 +46,8 @@ def save_model(
 
     `classify` needs TensorFlow and a model that ends in `few_shot.ClassLogits`, as `adapt`
     returns. Only a `MetaNeighborhoodModel` gets the last three signatures. `entries` are
-    the indices of the `k` dictionary entries with the largest attention, and `classes` (of
-    classifiers) are the entries' classes, both of shape `(batch, k)`.
-    `MetaNeighborhoodModel.neighbors` explains the other outputs.
+    the `indices` of `MetaNeighborhoodModel.neighbors`, which explains the other outputs,
+    and `classes` (of classifiers) are the entries' classes.
 
     A single input is named `inputs`. Several inputs keep the names of the model's inputs
     or, for dict inputs, the keys: `{"both": [a, b]}` becomes `both_0` and `both_1`, and an
@@ -57,10 +56,9 @@ def save_model(
     `support_images`, `support_labels` (int32) and `query_images`; on TensorFlow the set
     sizes may vary. A single output is named `output_0`; outputs in a dict keep their keys.
 
-    The SavedModel needs neither nsl_keras nor Keras, and takes any batch size above 0.
-    A request with wrong shapes fails. But if the model takes images of any size, images
-    that are too small for it get meaningless outputs, because TensorFlow's convolutions
-    accept them. Inputs are not checked for NaN.
+    The SavedModel needs neither nsl_keras nor Keras, and takes any batch size above 0. A
+    request with wrong shapes fails, but a model of images of any size gives images that are
+    too small for it meaningless outputs. Inputs are not checked for NaN.
 
     Static similarities are folded if `nsl_keras.convert.fold` can. The SavedModel is
     written to a hidden folder, compared with the model, and then renamed, so readers see

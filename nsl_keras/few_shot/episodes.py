@@ -148,8 +148,7 @@ class EpisodeSampler:
     def episodes(self, count: int, start: int = 0) -> Episode:
         """Returns a batch of episodes, `start` to `start + count - 1`.
 
-        All episodes are in memory at once: 600 episodes of 5 ways and 1 + 15 images of
-        84 x 84 pixels take 4 GB in float32.
+        All of them are in memory at once.
         """
         count = validation.positive_integer(count, "count")
         start = validation.non_negative_integer(start, "start")

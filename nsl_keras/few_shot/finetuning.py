@@ -1,4 +1,4 @@
-"""Finetuning a classifier in each episode, for many episodes at once.
+"""Finetuning a classifier in each episode.
 
 A classifier alone is finetuned in all episodes at once, on features that are computed once.
 Deeper layers are finetuned in one episode after the other, inside one compiled loop.
@@ -52,14 +52,12 @@ class Finetuner(Adapting):
         m <- 0.9 m + 0.1 g           in all others
         w <- w - learning_rate * m
 
-    This is PyTorch's rule. No setting of a Keras optimizer equals it, because the first
-    step differs from all others. Then the queries are scored.
+    This is PyTorch's rule, which no setting of a Keras optimizer equals.
 
     A new last layer of `ways` outputs, of the same kind and not frozen, replaces the
-    trained one. It starts at zero (a `CosineDense`, which has no direction there, starts
-    from its own initializer). Gradient steps stay in the span of the support features. The
-    part of a random start outside this span would never be trained, but it would affect
-    queries. From zero the first step leads to the scores of class means,
+    trained one. It starts at zero (a `CosineDense` from its own initializer): the part of a
+    random start outside the span of the support features would never be trained, but would
+    affect queries. From zero the first step leads to the scores of class means,
     `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`.
 
     A finetuner is a learner for `evaluate`, and uses the model's current weights. It has no

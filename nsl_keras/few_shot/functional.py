@@ -187,8 +187,7 @@ def check_second_order(
         error    = |exact - measured| / max(|exact|, |measured|)
 
     Below about 0.01 the derivatives are exact, at 1 they are missing. A network with kinks
-    (ReLU, max pooling) measures more than its true error in float32: build it in float64,
-    by `keras.config.set_dtype_policy("float64")`, with a `step` of 1e-6.
+    (ReLU, max pooling) needs float64 and a `step` of 1e-6, or measures too large an error.
 
     Args:
         model: A built model, which runs in inference mode.

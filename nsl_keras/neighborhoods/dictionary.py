@@ -227,11 +227,7 @@ class NeighborDictionary(keras.layers.Layer):
             validation.targets(y, self.num_values)
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
-        """Returns the indices of the examples that become entries, without replacement.
-
-        Classes get equal shares of the entries (if a class has too few examples, other
-        classes fill up), or the shares of fixed one-hot values.
-        """
+        """Returns the indices of examples that become entries; see `initialize_from`."""
         validation.optional(validation.non_negative_integer, seed, "seed")
         validation.one_per_example(y, examples, "y")
         fits = examples >= self.num_neighbors
@@ -258,10 +254,7 @@ class NeighborDictionary(keras.layers.Layer):
         return np.concatenate(by_class)[first]
 
     def assign_examples(self, features: np.ndarray, y: np.ndarray) -> None:
-        """Sets the entries to the drawn examples' features and labels (or targets).
-
-        Labels are smoothed by 1 % so that training can still change them.
-        """
+        """Sets entries to drawn examples' features, and smoothed labels or targets."""
         given = isinstance(self.fixed_values, list)
         demand = "True or False, because the labels of examples become the values"
         validation.require(not given, "fixed_values", demand, self.fixed_values)
@@ -332,9 +325,8 @@ class NeighborDictionary(keras.layers.Layer):
     def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws the entries of a training step, a mask as `kept` of `attention`.
 
-        All rows share one random order of the entries, and each row reads it from its own
-        random start. Each row's set is thus uniform, from one sort for all rows; two rows
-        are not strictly independent.
+        All rows share one random order of the entries, which each row reads from its own
+        random start. Each row's set is uniform, but two rows are not independent.
         """
         rows, entries, seed = ops.shape(queries)[0], self.num_neighbors, self.seed_generator
         kept = ops.argsort(keras.random.uniform((entries,), seed=seed)) >= self.num_dropped

@@ -2,14 +2,8 @@
 
 The gradients of the inner loss at the dictionary's entries do not depend on the query, and
 cost far more than the rest of a prediction. `predict`, `evaluate`, `neighbors` and exports
-compute them once, and keep them in `Constants`, variables that no file of weights contains.
-
-They are never out of date, because only three places use them:
-
-* the functions that Keras runs on the batches of `predict` and `evaluate`. Each call of
-  these methods computes the constants anew, just before its first batch: callbacks that
-  change weights at the beginning, as `keras.callbacks.SwapEMAWeights` does, have run;
-* `neighbors` and an export, right after they have computed them.
+compute them anew once per call, just before the first batch (callbacks that change weights,
+as `keras.callbacks.SwapEMAWeights`, have run then), and keep them in `Constants`.
 
 Everywhere else, for instance in `model(x)` or in a training loop of your own, each call
 computes everything, and so is differentiable. So does a `test_step` or `predict_step` of
@@ -52,10 +46,9 @@ class Neighbors(NamedTuple):
             regression outputs), of shape `(batch, k, outputs)`; `None` without `effects`.
             Over all entries they sum to `after - before`. Each contribution is an integral
             over the path from no attention to the actual attention, computed from 32
-            points. For one step it is exact on a `Dense` layer, and exact to rounding on a
-            `CosineDense` layer. The error grows with the inner learning rate and the steps,
-            most through ReLU layers: compare the sum over all entries with
-            `after - before`.
+            points: exact for one step on a `Dense` layer, and to rounding on a
+            `CosineDense` layer. Through ReLU layers the error may be large: compare the sum
+            over all entries with `after - before`.
         before: The outputs without adaptation, of shape `(batch, outputs)`.
         after: The outputs with adaptation, of the same shape.
     """

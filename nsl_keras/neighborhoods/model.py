@@ -40,9 +40,6 @@ class MetaNeighborhoodModel(CheckedModel):
     baseline: compare with the plain model, trained in the same way. If adaptation changes
     nothing, look at `inner_learning_rates`, which training may have driven to zero.
 
-    `predict` and `evaluate` compute what does not depend on the inputs once per call. A
-    direct call `model(x)` computes everything, and is differentiable.
-
     The authors do not decay the dictionary, head or inner learning rates. To do the same,
     call `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
     after loading (in `mixed_float16`, on `model.optimizer.inner_optimizer`). The published
@@ -160,9 +157,8 @@ class MetaNeighborhoodModel(CheckedModel):
         """Returns a built model whose head is the last dense layer of a trained model.
 
         The layers before it are the backbone; a final softmax is dropped. Layers and
-        weights are copied, and `model` does not change. A frozen last layer stays frozen.
-        With a small `inner_learning_rate` predictions change little at first;
-        `initialize_from` fills the dictionary with examples.
+        weights are copied, and `model` does not change. With a small `inner_learning_rate`
+        predictions change little at first; `initialize_from` fills the dictionary.
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
@@ -282,9 +278,8 @@ class MetaNeighborhoodModel(CheckedModel):
         get equal shares of the entries (if a class has too few examples, other classes fill
         up), or the shares of fixed one-hot values.
 
-        With a backbone, do this once it is trained. Because norms may be large, inner
-        learning rates are lowered until a step on an entry of average norm does not
-        overshoot, unless they are fixed or the head is a `CosineDense`.
+        With a backbone, do this once it is trained. Learned inner learning rates are
+        lowered until a step on an entry of average norm does not overshoot.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.
@@ -337,25 +332,22 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> Neighbors:
         """Returns the dictionary entries that each example attends to most.
 
-        Their `indices` are entry numbers. `nearest_examples` and `initialize_from` return
-        an example for each entry, so `x_train[nearest[found.indices]]` are pictures of the
-        neighbors.
+        `nearest_examples` and `initialize_from` return an example for each entry, so
+        `x_train[nearest[found.indices]]` are pictures of the neighbors.
 
         Args:
             x: Inputs, as for `predict`.
             k: int, the number of entries; at most `num_neighbors`.
             by: `"attention"` returns the entries of largest weight, which are most similar
-                to the example. `"effect"` returns the entries whose `output_changes` are
-                largest, in absolute value summed over the outputs. An entry that the head
-                fits already has no effect, so this ranking finds hard examples, often of
-                other classes.
+                to the example. `"effect"` returns those whose `output_changes` are largest,
+                in absolute value summed over the outputs: hard examples, often of other
+                classes, since an entry that the head fits already has no effect.
             effects: bool, whether to compute `output_changes` with `by="attention"` too.
                 They take several times the time and memory of `predict`.
             **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
 
         Returns:
             `nsl_keras.neighborhoods.head.Neighbors`, a class that explains its arrays.
-            The entry of largest attention (or effect) comes first.
 
         Raises:
             ValueError: For an invalid `k` or `by`, or if the model is not built.

@@ -34,10 +34,9 @@ def plot_neighbors(
     """Draws predictions, each beside the training images that the model finds most similar.
 
     Each dictionary entry stands for the example nearest to it, with labels for the nearest
-    of its own class. Below an example are its
-    label and its similarity: the largest score of the key metric (by default the cosine)
-    between the image and an entry that the example stands for. Attention falls on all
-    entries, the more the larger their scores.
+    of its own class. Below an example are its label and its similarity: the largest score
+    of the key metric (by default the cosine) between the image and an entry that the
+    example stands for.
 
     Args:
         model: A built `MetaNeighborhoodModel` that classifies.
@@ -124,9 +123,9 @@ def plot_adaptation(
     """Draws what adaptation does to one prediction: neighbors, weights, and effects.
 
     The top shows the prediction before and after adaptation. Below it are the `k` entries
-    that moved the prediction most, with their class and attention, and what each entry adds
-    to every logit (see `MetaNeighborhoodModel.neighbors`). What all other entries add and
-    the sum follow. The title says "no effect" if no logit changes by 0.01.
+    that moved the prediction most, with their class and attention, and what each of them,
+    all others and the sum add to every logit (see `MetaNeighborhoodModel.neighbors`). The
+    title says "no effect" if no logit changes by 0.01.
 
     Args:
         model: A built `MetaNeighborhoodModel` that classifies.
