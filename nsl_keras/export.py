@@ -15,6 +15,7 @@ from keras import ops, tree
 
 from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import require_shapes
+from nsl_keras.few_shot.class_logits import named_classes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.folding import fold
@@ -221,9 +222,7 @@ def _signatures_of(model: Any, k: int, names: Any) -> dict[str, Function]:
     def classify(inputs: Any) -> dict[str, Any]:
         import tensorflow as tf
 
-        probabilities = ops.softmax(model(inputs, training=False))
-        found = tf.gather(names, ops.argmax(probabilities, axis=-1))
-        return {"class": found, "probabilities": probabilities}
+        return named_classes(model(inputs, training=False), names, tf.gather)
 
     def neighbors(inputs: Any) -> dict[str, Any]:
         found = model.neighbors_of_batch(inputs, k)._asdict()

@@ -83,10 +83,7 @@ class Constants:
 
     def update(self) -> None:
         """Computes the tensors and assigns them to the variables."""
-        for variable, tensor in zip(
-            self.variables, tree.flatten(self.compute()), strict=True
-        ):
-            variable.assign(tensor)
+        tree.map_structure(lambda own, new: own.assign(new), self.held, self.compute())
 
     def read(self) -> Any:
         return tree.map_structure(ops.convert_to_tensor, self.held)

@@ -257,7 +257,7 @@ class MetaNeighborhoodModel(CheckedModel):
         gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
         # Under `tf.distribute` Keras has divided the loss by the number of replicas.
-        examples = ops.shape(data.leaves(x)[0])[0]
+        examples = ops.shape(predictions)[0]
         for metric in self.metrics:  # A subclass may leave the loss out.
             if metric.name == "loss":
                 metric.update_state(loss * replicas_in_sync(), sample_weight=examples)

@@ -186,6 +186,17 @@ def test_conversions_keep_names_and_temperature(kind):
         assert converted.temperature == model.temperature != 1
 
 
+@pytest.mark.jax
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
+def test_names_and_probabilities(kind):
+    model = learner(kind).adapt(SUPPORT, LABELS, NAMES)
+    found = model.classify(SUPPORT, batch_size=4)
+    shares = keras.ops.softmax(model.predict(SUPPORT, verbose=0))
+    np.testing.assert_allclose(found["probabilities"], shares, rtol=1e-5)
+    wanted = np.array(NAMES)[found["probabilities"].argmax(axis=1)]
+    assert found["class"].tolist() == wanted.tolist() != [NAMES[0]] * len(SUPPORT)
+
+
 @pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
 def test_another_temperature(kind):
     """After a model has predicted, and more than once."""
