@@ -287,7 +287,7 @@ class NeighborDictionary(keras.layers.Layer):
 
     def entries(self, dtype: str) -> Entries:
         """Returns all keys and values."""
-        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values, dtype))
+        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values_at(None), dtype))
 
     def look_up(
         self,

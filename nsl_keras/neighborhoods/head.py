@@ -85,9 +85,6 @@ class Constants:
         """Computes the tensors and assigns them to the variables."""
         tree.map_structure(lambda own, new: own.assign(new), self.held, self.compute())
 
-    def read(self) -> Any:
-        return tree.map_structure(ops.convert_to_tensor, self.held)
-
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Lets the head read the constants instead of computing them."""
@@ -326,8 +323,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     ) -> tuple[Entries, Tensor]:
         """Returns entries, with constants if they are in use, and their attention."""
         _require_plain_layers(self.head)
-        is_ready = self.constants.in_use and not training
-        constants = self.constants.read() if is_ready else ((), ())
+        are_ready = self.constants.in_use and not training
+        held = self.constants.held if are_ready else ((), ())
+        constants = tree.map_structure(ops.convert_to_tensor, held)
         return self.dictionary.look_up(queries, training, kept, constants)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:

@@ -9,14 +9,8 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import graphs, nesting, validation
-from nsl_keras.backend import (
-    GradientTape,
-    Tensor,
-    at_least_float32,
-    replicas_in_sync,
-    variable_scope,
-)
+from nsl_keras import backend, graphs, nesting, validation
+from nsl_keras.backend import Tensor, at_least_float32, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors, Once
 from nsl_keras.neighborhoods.splitting import split_classifier
@@ -247,7 +241,7 @@ class MetaNeighborhoodModel(CheckedModel):
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
-        with GradientTape() as outer_tape:
+        with backend.GradientTape() as outer_tape:
             # The call finetunes the head on a tape of its own: `NestedTape._finetune` or
             # `DualForm._traces`.
             predictions = self(x, training=True)
@@ -260,7 +254,9 @@ class MetaNeighborhoodModel(CheckedModel):
         examples = ops.shape(predictions)[0]
         for metric in self.metrics:  # A subclass may leave the loss out.
             if metric.name == "loss":
-                metric.update_state(loss * replicas_in_sync(), sample_weight=examples)
+                metric.update_state(
+                    loss * backend.replicas_in_sync(), sample_weight=examples
+                )
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(
