@@ -24,11 +24,11 @@ from keras import ops, tree
 from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor, largest, leave_out_of_xla, updated, wide_dtype
 from nsl_keras.graphs import require_linear
-from nsl_keras.neighborhoods import dual_form
 from nsl_keras.neighborhoods import inner_loop as loops
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
-from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, InnerLearningRate, InnerLoop
+from nsl_keras.neighborhoods.dual_form import DualForm, layers_of, stages_of
+from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, InnerLearningRate
 
 
 class Neighbors(NamedTuple):
@@ -184,9 +184,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1) and (3).
     """
 
-    #: How the head is finetuned; set at build.
-    _finetuning: InnerLoop
-
     def __init__(
         self,
         head: keras.layers.Layer,
@@ -219,9 +216,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.task = validation.one_of(task, LOSSES, "task")
         ways = ("auto", "dual", "tape")
         self.inner_loop = validation.one_of(inner_loop, ways, "inner_loop")
-        self._stages = self._dense_stages()
-        if self._stages is None:
-            leave_out_of_xla(self)
+        self._finetuning = self._made_inner_loop()
         self.constants = Constants(self._constants)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
@@ -234,7 +229,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     def active_inner_loop(self) -> str:
         """The inner loop of the built layer, `"dual"` or `"tape"`."""
         validation.built(self, "active_inner_loop")
-        return "tape" if self._stages is None else "dual"
+        return "dual" if isinstance(self._finetuning, DualForm) else "tape"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if self.built:
@@ -256,12 +251,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             require_linear(self.head, "head")
         _require_plain_layers(self.head)
         self.dictionary.set_outputs(outputs[-1], self.task)
-        options = self.learning_rate, self.inner_steps, LOSSES[self.task]
-        if self._stages is None:
+        if isinstance(self._finetuning, loops.NestedTape):
             self._require_tape(features)
-            self._finetuning = loops.NestedTape(*options, head=self.head)
-        else:
-            self._finetuning = dual_form.DualForm(*options, stages=self._stages)
         variables = loops.finetuned_variables(self.head)
         self.learning_rate.build_for([tuple(each.shape) for each in variables])
         if not self.dictionary.built:
@@ -271,17 +262,19 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(shape[-1] == features, "dictionary", demand, shape)
         nesting.pass_on_frozen(self)
 
-    def _dense_stages(self) -> list[dual_form.DenseStage] | None:
-        """Returns the stages of the dual form; `None` for the nested tape."""
-        if self.inner_loop == "tape":
-            return None
-        try:
-            return dual_form.stages_of(self.head)
-        except ValueError as error:
-            if self.inner_loop == "dual":
-                raise
-            logging.info("%s adapts its head on a nested tape: %s", self.name, str(error))
-            return None
+    def _made_inner_loop(self) -> loops.InnerLoop:
+        """Returns how the head is finetuned."""
+        options = self.learning_rate, self.inner_steps, LOSSES[self.task]
+        if self.inner_loop != "tape":
+            try:
+                return DualForm(*options, stages=stages_of(self.head))
+            except ValueError as error:
+                if self.inner_loop == "dual":
+                    raise
+                name = self.name
+                logging.info("%s adapts its head on a nested tape: %s", name, str(error))
+        leave_out_of_xla(self)
+        return loops.NestedTape(*options, head=self.head)
 
     def _require_tape(self, features: int) -> None:
         """Raises unless the head can be adapted on the nested tape."""
@@ -366,7 +359,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         At that learning rate a step of a dense layer (1 is its bias) does not overshoot the
         loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
         """
-        if not isinstance(dual_form.layers_of(self.head)[0], CosineDense):
+        if not isinstance(layers_of(self.head)[0], CosineDense):
             keys = ops.cast(self.dictionary.keys, self._precision)
             square = ops.mean(ops.sum(ops.square(keys), axis=-1))
             # A bound of the inner loss's curvature along any change of outputs.
