@@ -59,15 +59,10 @@ class ClassLogits(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.class_names = tuple(class_names)
         temperature = validation.positive_number(temperature, "temperature")
+        start = keras.initializers.Constant(temperature)
+        options: dict[str, Any] = {"trainable": False, "autocast": False}
         # Here, because it has no input shape to wait for.
-        self.divisor = self.add_weight(
-            (),
-            keras.initializers.Constant(temperature),
-            dtype="float32",
-            trainable=False,
-            autocast=False,
-            name="temperature",
-        )
+        self.divisor = self.add_weight((), start, "float32", name="temperature", **options)
 
     @property
     def temperature(self) -> float:

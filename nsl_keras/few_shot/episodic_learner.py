@@ -142,8 +142,7 @@ class EpisodicLearner(Adapting, CheckedModel):
                 y, y_pred = y[..., None], y_pred[..., None]
             shape = ops.shape(y_pred)[:-1]
             aligned = (shape[0], -1, *[1] * len(shape))[: len(shape)]
-            sample_weight = ops.reshape(sample_weight, aligned)
-            sample_weight = ops.broadcast_to(sample_weight, shape)
+            sample_weight = ops.broadcast_to(ops.reshape(sample_weight, aligned), shape)
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 

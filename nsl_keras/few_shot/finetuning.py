@@ -15,16 +15,11 @@ from keras import ops
 from nsl_keras import backend, graphs, nesting, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.copying import copied, paired_variables, registered
+from nsl_keras.few_shot import functional
 from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import episode_shapes
-from nsl_keras.few_shot.functional import (
-    POLICIES,
-    FunctionalModel,
-    Selection,
-    classifier_of,
-    select_variables,
-)
+from nsl_keras.few_shot.functional import POLICIES, FunctionalModel, Selection
 from nsl_keras.few_shot.metric_learner import outputs_of_sets
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
@@ -123,7 +118,7 @@ class Finetuner(Adapting):
         policy = validation.one_of(batch_normalization, POLICIES, "batch_normalization")
         self.batch_normalization = policy
         copy, classifier, self._sources = copy_with_classifier(model, self.ways)
-        adapted = select_variables(copy, variables, "variables")
+        adapted = functional.select_variables(copy, variables, "variables")
         demand = "a selection with the kernel of the new classifier, which starts at zero"
         is_trained = any(each is classifier.kernel for each in adapted)
         validation.require(is_trained, "variables", demand, variables)
@@ -250,7 +245,7 @@ def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, An
     sources = {id(new): own for own, new in paired_variables(model, copy)}
     for layer in graphs.layers(copy):
         turn(layer)
-    trained = classifier_of(copy)
+    trained = functional.classifier_of(copy)
     classifier = _new_classifier(copy, trained, ways)
     outputs = classifier(trained.input)
     for layer in reversed(graphs.ending(copy)[1]):

@@ -99,7 +99,7 @@ class NeighborhoodLearner(MetricLearner):
     def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         scores = self.metric(queries, support) / self.temperature
         attention = ops.softmax(scores)  # MN Eq. (5)
-        prototypes = class_means(support * inverse_norm(support), membership)
+        prototypes = self._prototypes(support, membership)
 
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
@@ -115,6 +115,9 @@ class NeighborhoodLearner(MetricLearner):
         return vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]
         )
+
+    def _prototypes(self, support: Tensor, membership: Tensor) -> Tensor:
+        return class_means(support * inverse_norm(support), membership)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -151,9 +154,8 @@ class NeighborhoodLearner(MetricLearner):
         )
         model.build(layers[0].shape)
         model.dictionary.keys.assign(keys)
-        units = (keys * inverse_norm(keys))[None]
-        prototypes = class_means(units, ops.cast(membership[None], keys.dtype))[0]
-        start = ops.transpose(prototypes), self.learned_scale
+        prototypes = self._prototypes(keys[None], ops.cast(membership[None], keys.dtype))
+        start = ops.transpose(prototypes[0]), self.learned_scale
         model.head.set_weights([*map(ops.convert_to_numpy, start)])
         model.neighborhood.learning_rate.set_weights(self.rate.get_weights())
         return model

@@ -115,13 +115,9 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
         super().build(input_shape)
         if self.momentum_warmup:
             #: The number of examples trained on. A float saturates, an int would overflow.
+            options: dict[str, Any] = {"trainable": False, "autocast": False}
             self.seen_examples = self.add_weight(
-                name="seen_examples",
-                shape=(),
-                dtype="float32",
-                initializer="zeros",
-                trainable=False,
-                autocast=False,
+                (), "zeros", "float32", name="seen_examples", **options
             )
 
     def call(
