@@ -196,12 +196,11 @@ def _numbered(
     names = found if class_names is None else [*class_names]
     by_name = class_names is None or labels.dtype.kind == "U"
     classes = names if by_name else [*range(len(names))]
-    if found != sorted(classes) or len(found) < 2:
-        raise ValueError(
-            "`y` must hold labels of two or more classes, and an example of each class; "
-            "with `class_names` these names, or numbers that count them from 0. Received: "
-            f"the labels {found}, and class_names={class_names!r}"
-        )
+    demand = (
+        "labels of two or more classes, and an example of each class; with `class_names` "
+        f"{class_names!r} these names, or numbers that count them from 0"
+    )
+    validation.require(found == sorted(classes) and len(found) > 1, "y", demand, found)
     places = {label: place for place, label in enumerate(classes)}
     numbers = np.array([places[label] for label in labels.tolist()], "int32")
     return numbers, tuple(map(str, names))

@@ -106,12 +106,10 @@ class EpisodeSampler:
         demand = f"at most the number of classes, {len(self.classes)}"
         validation.require(self.ways <= len(self.classes), "ways", demand, self.ways)
         rarest = counts.argmin()
-        if counts[rarest] < self.shots + self.queries:
-            raise ValueError(
-                f"Every class must have at least shots + queries = {self.shots} + "
-                f"{self.queries} examples. Received: {counts[rarest]} examples of "
-                f"{self.classes[rarest].item()!r}"
-            )
+        enough = counts[rarest] >= self.shots + self.queries
+        demand = f"of classes with at least shots + queries = {shots} + {queries} examples"
+        received = f"{counts[rarest]} examples of {self.classes[rarest].item()!r}"
+        validation.require(enough, "labels", demand, received)
         order = np.argsort(numbers, kind="stable")
         self._images_of = np.split(order, np.cumsum(counts)[:-1])
 

@@ -98,12 +98,10 @@ class EpisodicLearner(Adapting, CheckedModel):
             return
         for episode, row in enumerate(ops.convert_to_numpy(labels)):
             found = np.unique(row)
-            if not np.array_equal(found, np.arange(self.ways)):
-                raise ValueError(
-                    f"`support_labels` must hold the classes 0 to {self.ways - 1}, the "
-                    f"ways of {self.name!r}, each of them at least once. Received: the "
-                    f"labels {found.tolist()} in episode {episode}"
-                )
+            are_all = np.array_equal(found, np.arange(self.ways))
+            demand = f"the classes 0 to {self.ways - 1}, each at least once"
+            name = f"support_labels[{episode}]"
+            validation.require(are_all, name, demand, found.tolist())
         if y is not None:
             targets = ops.convert_to_numpy(y)
             validation.class_labels(targets.reshape(-1, *targets.shape[2:]), self.ways)

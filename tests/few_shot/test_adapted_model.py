@@ -106,12 +106,12 @@ def test_neighbors_of_an_adapted_model_are_support_images():
 @pytest.mark.parametrize(
     "x, y, names, message",
     [
-        (SUPPORT, LABELS + 1, NAMES, r"that count them from 0.*labels \[1, 2, 3\], and"),
-        (SUPPORT, LABELS, NAMES[:2], r"an example of each class.*labels \[0, 1, 2\]"),
+        (SUPPORT, LABELS + 1, NAMES, r"that count them from 0.*y=\[1, 2, 3\]"),
+        (SUPPORT, LABELS, NAMES[:2], r"an example of each class.*y=\[0, 1, 2\]"),
         (SUPPORT, LABELS, (*NAMES, "bee"), r"an example of each class.*'bee'\)"),
-        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"the labels \['elk', 'lynx'"),
-        (SUPPORT, np.zeros(6, int), None, r"two or more classes.*labels \[0\]"),
-        (SUPPORT, LABELS[:-1], None, r"one label per example.*: 5 labels for 6"),
+        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"y=\['elk', 'lynx'"),
+        (SUPPORT, np.zeros(6, int), None, r"two or more classes.*y=\[0\]"),
+        (SUPPORT, LABELS[:-1], None, r"must be 6, one label .*len\(y\)=5"),
         (SUPPORT, None, None, "`y` must be given, unless"),
         (SUPPORT, np.eye(3)[LABELS], None, r"`y` must be class numbers or names"),
         ("photos", None, None, "image_dataset_from_directory"),
