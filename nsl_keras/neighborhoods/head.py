@@ -354,7 +354,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         )
 
     def limit_rates(self) -> None:
-        """Lowers the inner learning rates to `1 / (curvature * (mean |key|^2 + 1))`.
+        """Lowers learned inner rates to `1 / (curvature * (mean |key|^2 + 1))`.
 
         At that learning rate a step of a dense layer (1 is its bias) does not overshoot the
         loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
@@ -364,7 +364,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             square = ops.mean(ops.sum(ops.square(keys), axis=-1))
             # A bound of the inner loss's curvature along any change of outputs.
             curvature = 0.5 if self.task == "classification" else 2.0
-            self.learning_rate.limit(1 / (curvature * (square + 1)))
+            most = 1 / (curvature * (square + 1))
+            for raw in self.learning_rate.weights:
+                raw.assign(ops.clip(raw, -most, most))
 
     def require_ranking(self, k: int, by: str) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""

@@ -96,11 +96,6 @@ class InnerLearningRate(keras.layers.Layer):
         rates = rates or [self.initial]
         return rates if self.form == "diagonal" else rates * self.num_weights
 
-    def limit(self, largest: Tensor) -> None:
-        """Lowers larger learning rates to a bound; fixed learning rates stay."""
-        for raw in self.weights:
-            raw.assign(ops.clip(raw, -largest, largest))
-
 
 @dataclasses.dataclass
 class InnerLoop(abc.ABC):
