@@ -45,8 +45,7 @@ class EpisodeSampler:
 
     An episode contains `ways` different classes, drawn uniformly, and `shots + queries`
     different examples per class. Episode `i` depends on `seed` and `i` alone, so that
-    several methods can be compared on the same episodes, in any order and on either
-    backend. The examples stay in memory as they are given; episodes contain them in
+    several methods can be compared on the same episodes. Episodes contain the examples in
     float32, multiplied by `scale`.
 
     Args:

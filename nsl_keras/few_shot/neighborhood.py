@@ -37,11 +37,8 @@ class NeighborhoodLearner(MetricLearner):
 
     where `L` is the cross-entropy and `rate` the inner learning rate. In every episode the
     head starts again from the class prototypes `W_c`, the means of the support features at
-    length 1, as `h(z)_c = scale * cos(z, W_c)` with a learned scale. As the rate falls to
-    zero, the logits become those of `NearestCentroid` times the scale.
-
-    Backbone, rate and scale are trained through the inner steps, including second
-    derivatives. Compile as `ProtoNet`.
+    length 1, as `h(z)_c = scale * cos(z, W_c)` with a learned scale. Backbone, rate and
+    scale are trained through the inner steps. Compile as `ProtoNet`.
 
     Args:
         Same as `ProtoNet` without `learn_temperature`, plus:

@@ -127,8 +127,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     where `L` is the cross-entropy of the head's logits, or in regression the squared
     error, summed over the outputs, and `rate` is the inner learning rate. The result is
     differentiable with respect to features, head, keys, values and rate, including
-    second-order terms. Under a mixed-precision policy the layer computes in float32 and
-    returns float32; with `adapt=False` the head computes in its own dtype.
+    second-order terms. Under a mixed-precision policy the layer adapts in float32.
 
     Args:
         head: A Keras layer or model from features to logits, or to a regression's
@@ -147,9 +146,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         task: `"classification"` or `"regression"`.
         inner_loop: `"dual"` computes adaptation as attention over the dictionary, for
             `Dense`, `CosineDense` and `Sequential` stacks of them; `"tape"` uses a
-            vectorized nested gradient tape, for any head; `"auto"` uses the dual form if
-            the head allows it. Both agree to rounding; `active_inner_loop` names the loop
-            in use.
+            vectorized nested gradient tape, for any head, with equal results; `"auto"` uses
+            the dual form if the head allows it.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:

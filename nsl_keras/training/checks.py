@@ -41,10 +41,7 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class StopAtNonFiniteLoss(keras.callbacks.Callback):
-    """Raises `NonFiniteLossError` after a batch that leaves the loss non-finite.
-
-    `keras.callbacks.TerminateOnNaN` does not raise in Keras 3.10, and waits for each batch.
-    """
+    """Raises `NonFiniteLossError` after a batch that leaves the loss non-finite."""
 
     #: On JAX, Keras then reads the losses in threads of its own while training runs on. It
     #: raises their errors before the epoch ends: no callback saves a spoiled state.

@@ -14,10 +14,7 @@ from nsl_keras import validation
 
 
 class BatchFunction(keras.Model):
-    """Private: a function of batches as a model, whose `predict` takes any data.
-
-    Its graph is traced at the first call of `predict`, or never with `run_eagerly=True`.
-    """
+    """Private: a function of batches as a model, whose `predict` takes any data."""
 
     def __init__(
         self,

@@ -42,8 +42,7 @@ def plot_neighbors(
         model: A built `MetaNeighborhoodModel` that classifies.
         x: The images to explain, one row each, as the model takes them, `(n, height, width,
             channels)`: an array, several inputs (the first input of images is drawn), or a
-            finite data set. Values in [0, 1] are drawn unchanged, all others are scaled
-            from the lowest to the highest.
+            finite data set. Values outside [0, 1] are scaled.
         examples: Training images to choose neighbors from, in the form of `x`.
         labels: Labels of the examples, to be written below them. `None` takes the labels
             that a data set yields, if any.
