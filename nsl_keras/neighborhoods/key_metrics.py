@@ -89,7 +89,8 @@ class Cosine(KeyMetric):
             (inverse,) = self.constants(keys)
         # The step of a dense head needs the same product: graphs compute it once.
         products = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
-        return products * inverse_norm(queries) * inverse
+        # Not by `*`, since queries and keys may have different dtypes.
+        return ops.multiply(ops.multiply(products, inverse_norm(queries)), inverse)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
