@@ -105,7 +105,7 @@ test_errors = refusing(
         picture("adaptation", X[0], model=lambda: small_model(*REGRESSION)),
         "`model` must be a `MetaNeighborhoodModel` of classes",
     ),
-    (picture("adaptation", X[:2]), r"xpected (shape \(None, 6\)|ndim=2)"),
+    (picture("adaptation", X[:2]), r"must have shapes \[\(None, 6\)\], with a batch axis"),
     (picture("adaptation", X[0], model=plain_model), "`model` must be a `MetaNeighborh"),
     (picture("similarities", model=plain_model), "`model` must be .*static .*='sequential"),
     (picture("neighbors", IMAGES, IMAGES, model=plain_model), "`model` must be a `MetaN"),
