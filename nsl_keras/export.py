@@ -15,6 +15,7 @@ from keras import ops, tree
 
 from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import require_shapes
+from nsl_keras.few_shot.class_logits import named_classes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.folding import fold
@@ -46,9 +47,8 @@ def save_model(
 
     `classify` needs TensorFlow and a model that ends in `few_shot.ClassLogits`, as `adapt`
     returns. Only a `MetaNeighborhoodModel` gets the last three signatures. `entries` are
-    the indices of the `k` dictionary entries with the largest attention, and `classes` (of
-    classifiers) are the entries' classes, both of shape `(batch, k)`.
-    `MetaNeighborhoodModel.neighbors` explains the other outputs.
+    the `indices` of `MetaNeighborhoodModel.neighbors`, which explains the other outputs,
+    and `classes` (of classifiers) are the entries' classes.
 
     A single input is named `inputs`. Several inputs keep the names of the model's inputs
     or, for dict inputs, the keys: `{"both": [a, b]}` becomes `both_0` and `both_1`, and an
@@ -57,10 +57,9 @@ def save_model(
     `support_images`, `support_labels` (int32) and `query_images`; on TensorFlow the set
     sizes may vary. A single output is named `output_0`; outputs in a dict keep their keys.
 
-    The SavedModel needs neither nsl_keras nor Keras, and takes any batch size above 0.
-    A request with wrong shapes fails. But if the model takes images of any size, images
-    that are too small for it get meaningless outputs, because TensorFlow's convolutions
-    accept them. Inputs are not checked for NaN.
+    The SavedModel needs neither nsl_keras nor Keras, and takes any batch size above 0. A
+    request with wrong shapes fails, but a model of images of any size gives images that are
+    too small for it meaningless outputs. Inputs are not checked for NaN.
 
     Static similarities are folded if `nsl_keras.convert.fold` can. The SavedModel is
     written to a hidden folder, compared with the model, and then renamed, so readers see
@@ -156,7 +155,8 @@ def save_model(
     with contextlib.ExitStack() as contexts:
         scratch = contexts.enter_context(files.replacing(path))
         if isinstance(served, MetaNeighborhoodModel):
-            contexts.enter_context(served.neighborhood.constants.computed())
+            served.neighborhood.constants.update()
+            contexts.enter_context(served.neighborhood.constants.used())
         archive.write_out(str(scratch), verbose=False)  # It traces the functions.
         _compare(scratch, batch, expected, tolerance)
 
@@ -222,9 +222,7 @@ def _signatures_of(model: Any, k: int, names: Any) -> dict[str, Function]:
     def classify(inputs: Any) -> dict[str, Any]:
         import tensorflow as tf
 
-        probabilities = ops.softmax(model(inputs, training=False))
-        found = tf.gather(names, ops.argmax(probabilities, axis=-1))
-        return {"class": found, "probabilities": probabilities}
+        return named_classes(model(inputs, training=False), names, tf.gather)
 
     def neighbors(inputs: Any) -> dict[str, Any]:
         found = model.neighbors_of_batch(inputs, k)._asdict()

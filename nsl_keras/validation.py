@@ -131,11 +131,8 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
 
 def one_per_example(labels: Any, examples: int, name: str = "labels") -> None:
     """Raises unless there are as many labels, or targets, as examples."""
-    if len(labels) != examples:
-        raise ValueError(
-            f"`{name}` must hold one label per example. "
-            f"Received: {len(labels)} labels for {examples} examples"
-        )
+    demand = f"{examples}, one label per example"
+    require(len(labels) == examples, f"len({name})", demand, len(labels))
 
 
 def probabilities(array: Any, name: str) -> None:

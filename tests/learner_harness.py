@@ -289,11 +289,9 @@ def check_adapted_export(case, folder):
     loaded = tf.saved_model.load(str(folder / "1"))
     if IS_TENSORFLOW:
         named = loaded.signatures["classify"](inputs=tf.constant(images))
-        wanted = [
-            model.layers[-1].class_names[each].encode() for each in expected.argmax(axis=1)
-        ]
-        assert named["class"].numpy().tolist() == wanted
-        np.testing.assert_allclose(named["probabilities"], tf.nn.softmax(expected), 1e-4)
+        own = model.classify(images)
+        assert named["class"].numpy().astype(str).tolist() == own["class"].tolist()
+        np.testing.assert_allclose(named["probabilities"], own["probabilities"], 1e-4)
     runs = [lambda batch: loaded.serve(tf.constant(batch)).numpy()]
     if IS_TENSORFLOW:
         session = onnxruntime.InferenceSession(folder / "model.onnx")

@@ -14,7 +14,7 @@ from nsl_keras.copying import copied, paired_variables
 from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 from nsl_keras.few_shot.class_logits import ClassLogits
 from nsl_keras.few_shot.episodes import as_classes
-from nsl_keras.few_shot.functional import FunctionalModel, effective_policy, statistics_of
+from nsl_keras.few_shot.functional import FunctionalModel, batch_norms, statistics_of
 from nsl_keras.training.data import gather, with_text
 
 
@@ -41,7 +41,9 @@ class Adapting:
 
         `batch_normalization`; or `"moving"` if none is trainable; `None` without any.
         """
-        return effective_policy(self, self.batch_normalization)
+        trainable = [each.trainable for each in batch_norms(self)]
+        policy = self.batch_normalization if any(trainable) else "moving"
+        return policy if trainable else None
 
     def adapt(
         self, x: Any, y: Any = None, class_names: Sequence[str] | None = None
@@ -51,12 +53,10 @@ class Adapting:
         Its outputs are the learner's logits for queries, with `x` as the support set,
         divided by a temperature: their softmax gives calibrated probabilities. The model
         has the attributes `class_names` and `temperature`, of a last `ClassLogits`. The
-        temperature is fitted to examples of `x` that the learner classifies from the rest:
-        one example per class is held out at a time, or a fifth of them if there are more
-        than five. If every class has a single example, the temperature is fitted to the
-        support set itself, with a target of 0.92. A `MAML` with an `inner_loss` returns the
-        adapted network. The model shares no weights with the learner. Import nsl_keras
-        before you load its `.keras` file, folded (`convert.fold`) or not.
+        temperature is fitted to examples that the learner classifies from the rest of `x`,
+        a fifth of each class at a time; or, with a single example of each class, to the
+        support set itself. A `MAML` with an `inner_loss` returns the adapted network. The
+        model shares no weights with the learner. Import nsl_keras before you load its file.
 
         Args:
             x: Array or list of the support examples; or a data set of batches `(examples,
@@ -149,10 +149,10 @@ def adapted_copy(
     `"moving"`. `values` are new values of variables, by the variables' ids.
     """
     new = {id(each): each for each in model.variables} | (values or {})
-    if effective_policy(model, policy) == "support":
-        functional = FunctionalModel(model, model.variables, policy)
+    functional = FunctionalModel(model, model.variables, policy)
+    if norms := functional.norms():
         _, found = functional.outputs([*new.values()], examples)
-        new |= zip(map(id, statistics_of(functional.norms())), found, strict=True)
+        new |= zip(map(id, statistics_of(norms)), found, strict=True)
     copy = copied(model)
     for variable, own in paired_variables(model, copy):
         # All of them, because Keras's file merges LoRA's kernels. By NumPy: on JAX, a model
@@ -196,12 +196,11 @@ def _numbered(
     names = found if class_names is None else [*class_names]
     by_name = class_names is None or labels.dtype.kind == "U"
     classes = names if by_name else [*range(len(names))]
-    if found != sorted(classes) or len(found) < 2:
-        raise ValueError(
-            "`y` must hold labels of two or more classes, and an example of each class; "
-            "with `class_names` these names, or numbers that count them from 0. Received: "
-            f"the labels {found}, and class_names={class_names!r}"
-        )
+    demand = (
+        "labels of two or more classes, and an example of each class; with `class_names` "
+        f"{class_names!r} these names, or numbers that count them from 0"
+    )
+    validation.require(found == sorted(classes) and len(found) > 1, "y", demand, found)
     places = {label: place for place, label in enumerate(classes)}
     numbers = np.array([places[label] for label in labels.tolist()], "int32")
     return numbers, tuple(map(str, names))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -57,15 +59,10 @@ class ClassLogits(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.class_names = tuple(class_names)
         temperature = validation.positive_number(temperature, "temperature")
+        start = keras.initializers.Constant(temperature)
+        options: dict[str, Any] = {"trainable": False, "autocast": False}
         # Here, because it has no input shape to wait for.
-        self.divisor = self.add_weight(
-            (),
-            keras.initializers.Constant(temperature),
-            dtype="float32",
-            trainable=False,
-            autocast=False,
-            name="temperature",
-        )
+        self.divisor = self.add_weight((), start, "float32", name="temperature", **options)
 
     @property
     def temperature(self) -> float:
@@ -110,12 +107,50 @@ class NamesClasses(keras.Model):
         """Divides the logits by another temperature from now on."""
         self.classes.calibrate(temperature)
 
+    def classify(self, x: Any, **options: Any) -> dict[str, np.ndarray]:
+        """Returns what the signature `classify` of a SavedModel returns, as NumPy arrays.
+
+        Args:
+            x: Examples as for `predict`, or text in a NumPy array.
+            **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
+
+        Returns:
+            A dict of `class`, the name of the most probable class of each example, of shape
+            `(n,)`, and `probabilities`, in the order of `class_names`, of shape `(n,
+            classes)`.
+
+        Example:
+
+        >>> import numpy as np
+        >>> import nsl_keras
+        >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
+        >>> images = np.random.default_rng(0).normal(size=(2, 8, 8, 1))
+        >>> learner = nsl_keras.few_shot.NearestCentroid(backbone)
+        >>> model = learner.adapt(images, ["owl", "elk"])
+        >>> model.classify(images)["class"].tolist()
+        ['owl', 'elk']
+        """
+        x = map_arrays(with_text, x) if is_in_memory(x) else x
+        logits = self.predict(x, **{"verbose": 0, **options})
+        found = named_classes(logits, self.class_names, np.take)
+        return {name: ops.convert_to_numpy(each) for name, each in found.items()}
+
+
+def named_classes(logits: Any, names: Any, take: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the `class` of each example, one of the names, and all `probabilities`.
+
+    `take(names, places)` returns names: of NumPy, or of TensorFlow for tensors of a graph.
+    """
+    places = ops.argmax(logits, axis=-1)
+    return {"class": take(names, places), "probabilities": ops.softmax(logits)}
+
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class AdaptedModel(NamesClasses, keras.Sequential):
     """What `adapt` returns: a network, and the `ClassLogits` of new classes.
 
-    `class_names`, `temperature` and `calibrate` are those of the last layer.
+    `class_names`, `temperature` and `calibrate` are those of the last layer; `classify`
+    returns names and probabilities.
     """
 
     @property

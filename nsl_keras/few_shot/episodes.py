@@ -45,8 +45,7 @@ class EpisodeSampler:
 
     An episode contains `ways` different classes, drawn uniformly, and `shots + queries`
     different examples per class. Episode `i` depends on `seed` and `i` alone, so that
-    several methods can be compared on the same episodes, in any order and on either
-    backend. The examples stay in memory as they are given; episodes contain them in
+    several methods can be compared on the same episodes. Episodes contain the examples in
     float32, multiplied by `scale`.
 
     Args:
@@ -106,12 +105,10 @@ class EpisodeSampler:
         demand = f"at most the number of classes, {len(self.classes)}"
         validation.require(self.ways <= len(self.classes), "ways", demand, self.ways)
         rarest = counts.argmin()
-        if counts[rarest] < self.shots + self.queries:
-            raise ValueError(
-                f"Every class must have at least shots + queries = {self.shots} + "
-                f"{self.queries} examples. Received: {counts[rarest]} examples of "
-                f"{self.classes[rarest].item()!r}"
-            )
+        enough = counts[rarest] >= self.shots + self.queries
+        demand = f"of classes with at least shots + queries = {shots} + {queries} examples"
+        received = f"{counts[rarest]} examples of {self.classes[rarest].item()!r}"
+        validation.require(enough, "labels", demand, received)
         order = np.argsort(numbers, kind="stable")
         self._images_of = np.split(order, np.cumsum(counts)[:-1])
 
@@ -148,8 +145,7 @@ class EpisodeSampler:
     def episodes(self, count: int, start: int = 0) -> Episode:
         """Returns a batch of episodes, `start` to `start + count - 1`.
 
-        All episodes are in memory at once: 600 episodes of 5 ways and 1 + 15 images of
-        84 x 84 pixels take 4 GB in float32.
+        All of them are in memory at once.
         """
         count = validation.positive_integer(count, "count")
         start = validation.non_negative_integer(start, "start")

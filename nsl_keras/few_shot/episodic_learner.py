@@ -11,17 +11,18 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import graphs, validation
-from nsl_keras.backend import Tensor, variable_scope
+from nsl_keras.backend import Tensor, variable_scope, wide_dtype
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
-from nsl_keras.training.checks import FIT, CheckedModel, loss_of_logits
+from nsl_keras.training.checks import FIT, CheckedModel
 from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 
 
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call` and `_adapted`, and sets `ways` in `build` at the latest.
+    A subclass writes `call` and `_adapted`, `build_for` if it has weights of its own, and
+    sets `ways` there at the latest.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.
@@ -39,6 +40,16 @@ class EpisodicLearner(Adapting, CheckedModel):
             batch_normalization, POLICIES, "batch_normalization"
         )
 
+    def build(self, input_shape: Any) -> None:
+        if not self.built:
+            support, *_ = episode_shapes(input_shape, () if self.classifies else None)
+            output = self._output_of(support[2:])
+            self._outputs_dtype = wide_dtype(output.dtype)
+            self.build_for(tuple(output.shape[1:]))
+
+    def build_for(self, shape: tuple[int, ...]) -> None:
+        """Creates what depends on the shape of the network's output, without batch axis."""
+
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         batch, queries = input_shape[2][:2]
         return (batch, queries, *self.outputs_shape)
@@ -49,14 +60,6 @@ class EpisodicLearner(Adapting, CheckedModel):
             self.wraps: keras.saving.serialize_keras_object(self.network),
             "batch_normalization": self.batch_normalization,
         }
-
-    def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Configures training, as in Keras; the loss of a classifier must take logits."""
-        if self.classifies:
-            loss_of_logits(loss)
-        super().compile(optimizer, loss, *args, **kwargs)
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
@@ -78,8 +81,6 @@ class EpisodicLearner(Adapting, CheckedModel):
         return super().predict(self._checked(x), *args, **kwargs)
 
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not is_in_memory(x):
-            return
         arrays = x if isinstance(x, (tuple, list)) else ()
         shapes = [tuple(np.shape(each)) for each in arrays] or np.shape(x)
         episode_shapes(shapes, () if self.classifies else self.outputs_shape)
@@ -97,12 +98,10 @@ class EpisodicLearner(Adapting, CheckedModel):
             return
         for episode, row in enumerate(ops.convert_to_numpy(labels)):
             found = np.unique(row)
-            if not np.array_equal(found, np.arange(self.ways)):
-                raise ValueError(
-                    f"`support_labels` must hold the classes 0 to {self.ways - 1}, the "
-                    f"ways of {self.name!r}, each of them at least once. Received: the "
-                    f"labels {found.tolist()} in episode {episode}"
-                )
+            are_all = np.array_equal(found, np.arange(self.ways))
+            demand = f"the classes 0 to {self.ways - 1}, each at least once"
+            name = f"support_labels[{episode}]"
+            validation.require(are_all, name, demand, found.tolist())
         if y is not None:
             targets = ops.convert_to_numpy(y)
             validation.class_labels(targets.reshape(-1, *targets.shape[2:]), self.ways)
@@ -141,8 +140,7 @@ class EpisodicLearner(Adapting, CheckedModel):
                 y, y_pred = y[..., None], y_pred[..., None]
             shape = ops.shape(y_pred)[:-1]
             aligned = (shape[0], -1, *[1] * len(shape))[: len(shape)]
-            sample_weight = ops.reshape(sample_weight, aligned)
-            sample_weight = ops.broadcast_to(sample_weight, shape)
+            sample_weight = ops.broadcast_to(ops.reshape(sample_weight, aligned), shape)
         return super().compute_loss(x, y, y_pred, sample_weight, training=training)
 
 

@@ -1,4 +1,4 @@
-"""Finetuning a classifier in each episode, for many episodes at once.
+"""Finetuning a classifier in each episode.
 
 A classifier alone is finetuned in all episodes at once, on features that are computed once.
 Deeper layers are finetuned in one episode after the other, inside one compiled loop.
@@ -15,16 +15,11 @@ from keras import ops
 from nsl_keras import backend, graphs, nesting, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.copying import copied, paired_variables, registered
+from nsl_keras.few_shot import functional
 from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import episode_shapes
-from nsl_keras.few_shot.functional import (
-    POLICIES,
-    FunctionalModel,
-    Selection,
-    classifier_of,
-    select_variables,
-)
+from nsl_keras.few_shot.functional import POLICIES, FunctionalModel, Selection
 from nsl_keras.few_shot.metric_learner import outputs_of_sets
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
@@ -52,14 +47,12 @@ class Finetuner(Adapting):
         m <- 0.9 m + 0.1 g           in all others
         w <- w - learning_rate * m
 
-    This is PyTorch's rule. No setting of a Keras optimizer equals it, because the first
-    step differs from all others. Then the queries are scored.
+    This is PyTorch's rule, which no setting of a Keras optimizer equals.
 
     A new last layer of `ways` outputs, of the same kind and not frozen, replaces the
-    trained one. It starts at zero (a `CosineDense`, which has no direction there, starts
-    from its own initializer). Gradient steps stay in the span of the support features. The
-    part of a random start outside this span would never be trained, but it would affect
-    queries. From zero the first step leads to the scores of class means,
+    trained one. It starts at zero (a `CosineDense` from its own initializer): the part of a
+    random start outside the span of the support features would never be trained, but would
+    affect queries. From zero the first step leads to the scores of class means,
     `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`.
 
     A finetuner is a learner for `evaluate`, and uses the model's current weights. It has no
@@ -125,7 +118,7 @@ class Finetuner(Adapting):
         policy = validation.one_of(batch_normalization, POLICIES, "batch_normalization")
         self.batch_normalization = policy
         copy, classifier, self._sources = copy_with_classifier(model, self.ways)
-        adapted = select_variables(copy, variables, "variables")
+        adapted = functional.select_variables(copy, variables, "variables")
         demand = "a selection with the kernel of the new classifier, which starts at zero"
         is_trained = any(each is classifier.kernel for each in adapted)
         validation.require(is_trained, "variables", demand, variables)
@@ -252,7 +245,7 @@ def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, An
     sources = {id(new): own for own, new in paired_variables(model, copy)}
     for layer in graphs.layers(copy):
         turn(layer)
-    trained = classifier_of(copy)
+    trained = functional.classifier_of(copy)
     classifier = _new_classifier(copy, trained, ways)
     outputs = classifier(trained.input)
     for layer in reversed(graphs.ending(copy)[1]):

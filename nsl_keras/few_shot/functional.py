@@ -76,15 +76,8 @@ def classifier_of(model: keras.Model) -> keras.layers.Layer:
     return layer
 
 
-def effective_policy(model: keras.Model, policy: str) -> str | None:
-    """Returns the policy that a model's batch norms follow: frozen ones follow "moving"."""
-    norms = _batch_norms(model)
-    if not norms:
-        return None
-    return policy if any(each.trainable for each in norms) else "moving"
-
-
-def _batch_norms(model: keras.Model) -> list[Any]:
+def batch_norms(model: Any) -> list[Any]:
+    """Returns the batch norms in a model."""
     layers = nesting.sublayers(model)
     return [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
 
@@ -108,7 +101,7 @@ class FunctionalModel:
         self._variables = [each for each in model.variables if id(each) in chosen]
         self._paths = {each.path for each in model.variables}
         self.batch_normalization = batch_normalization
-        self._batch_norms = _batch_norms(model)
+        self._batch_norms = batch_norms(model)
         self.norms()
 
     @property
@@ -194,8 +187,7 @@ def check_second_order(
         error    = |exact - measured| / max(|exact|, |measured|)
 
     Below about 0.01 the derivatives are exact, at 1 they are missing. A network with kinks
-    (ReLU, max pooling) measures more than its true error in float32: build it in float64,
-    by `keras.config.set_dtype_policy("float64")`, with a `step` of 1e-6.
+    (ReLU, max pooling) needs float64 and a `step` of 1e-6, or measures too large an error.
 
     Args:
         model: A built model, which runs in inference mode.

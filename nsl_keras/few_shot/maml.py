@@ -15,10 +15,10 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, gradients_of, map_elements, wide_dtype
+from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
 from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods.inner_loop import InnerLearningRate
@@ -40,11 +40,8 @@ class MAML(EpisodicLearner):
         outputs         = f_phi'(query examples)
 
     The first line is repeated `inner_steps` times; `rate` is the inner learning rate. `fit`
-    trains all trainable variables of the network (and learned rates) on the loss of these
-    outputs, through the inner steps. It trains the wrapped model itself, which a call never
-    changes. Freeze layers before you make the learner, which then chooses what adapts.
-
-    For ANIL, pass `inner_variables="classifier"`.
+    trains all trainable variables of the network itself (and learned rates) on the loss of
+    these outputs, through the inner steps. Freeze layers before you make the learner.
 
     Except batch norms that normalize by batches, all layers run in inference mode, also in
     training: there is no dropout, and losses from `add_loss` are ignored. Unless
@@ -56,10 +53,10 @@ class MAML(EpisodicLearner):
             ways)`, without a softmax; with an `inner_loss` any network of one input and
             output.
         inner_variables: The trainable variables that the inner steps change: `"all"`,
-            `"classifier"` (the last layer with weights), `"similarity"` (the parameters of
+            `"classifier"` (the last layer with weights: ANIL), `"similarity"` (those of
             static similarities), `"predictor"` (the weights of the networks of dynamic
             similarities), or two joined as `"similarity+classifier"`; or a list of names or
-            paths of variables. A saved model keeps the choice.
+            paths of variables.
         inner_steps: int of at least 1, the number of inner steps in training.
         inner_learning_rate: float above 0, the (initial) learning rate of the inner steps.
         learning_rate_form: `"fixed"`, or `"learned"` for one trained learning rate per
@@ -112,8 +109,7 @@ class MAML(EpisodicLearner):
         Model-Agnostic Meta-Learning (Finn et al., ICML 2017), Algorithm 2; ANIL (Raghu et
         al., ICLR 2020); learned rates: Meta-SGD (Li et al., 2017), with one per weight.
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2, Eq. (7), takes
-        one step on the similarity alone; Appendix A takes 5 steps on similarities and
-        classifier, then 20 on the classifier. No code was released.
+        one step on the similarity alone.
     """
 
     def __init__(
@@ -149,19 +145,13 @@ class MAML(EpisodicLearner):
         inner = select_variables(model, inner_variables)
         self.functional = FunctionalModel(model, inner, batch_normalization)
 
-    def build(self, input_shape: Sequence[Sequence[int | None]]) -> None:
-        if self.built:
-            return
-        support, _, _ = episode_shapes(input_shape, () if self.classifies else None)
-        found = self._output_of(support[2:])
-        shape = tuple(found.shape[1:])
+    def build_for(self, shape: tuple[int, ...]) -> None:
         if self.classifies:
             demand = "a network with logits of shape (batch, ways), for two or more ways"
             is_vector = len(shape) == 1 and shape[0] > 1
-            validation.require(is_vector, "model", demand, found)
+            validation.require(is_vector, "model", demand, (None, *shape))
             (self.ways,) = shape
         self.outputs_shape = shape
-        self._outputs_dtype = wide_dtype(found.dtype)
         self.rate.build_for([()] * len(self.functional.variables))
 
     @property

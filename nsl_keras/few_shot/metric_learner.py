@@ -14,15 +14,15 @@ from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
-from nsl_keras.few_shot.episodic_learner import EpisodicLearner, episode_shapes, one_hot
-from nsl_keras.few_shot.functional import FunctionalModel, effective_policy
+from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
+from nsl_keras.few_shot.functional import FunctionalModel
 from nsl_keras.training.normalization import move_statistics
 
 
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set.
 
-    A subclass defines `compare`, and `build_for` if it has weights of its own.
+    A subclass defines `compare`.
     """
 
     wraps = "backbone"
@@ -42,16 +42,6 @@ class MetricLearner(EpisodicLearner):
         self.backbone = backbone
         self.ways = validation.positive_integer(ways, "ways")
         self.outputs_shape = (self.ways,)
-
-    def build(self, input_shape: Any) -> None:
-        if self.built:
-            return
-        support, _, _ = episode_shapes(input_shape, ())
-        features = self._output_of(support[2:])
-        self.build_for(tuple(features.shape[1:]))
-
-    def build_for(self, feature_shape: tuple[int, ...]) -> None:
-        """Creates what `compare` needs for features of a shape, without the batch axis."""
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         support, labels, queries = inputs
@@ -97,8 +87,8 @@ class MetricLearner(EpisodicLearner):
         dtype = keras.backend.standardize_dtype(features.dtype)
         inputs = keras.Input(features.shape[1:], dtype=dtype)
         backbone = keras.Model(inputs, keras.layers.Identity(dtype=dtype)(inputs))
-        backbone = keras.saving.serialize_keras_object(backbone)
-        config = {**self.get_config(), "backbone": backbone, "ways": ways}
+        config = {**self.get_config(), "ways": ways}
+        config["backbone"] = keras.saving.serialize_keras_object(backbone)
         learner = self.from_config(config)
         learner._build_for(features.shape[1:])
         others = set(map(id, self.backbone.weights))
@@ -145,7 +135,8 @@ def outputs_of_sets(
 
     Sets are the support set and the queries, or one set, of shape `(batch, examples, ...)`.
     """
-    if effective_policy(model, policy) in ("moving", None):
+    functional = FunctionalModel(model, (), policy)
+    if not functional.norms():
         # Dropout and noise stay off by episode.
         training = training and policy == "moving"
         images = ops.concatenate(sets, axis=1)
@@ -154,7 +145,6 @@ def outputs_of_sets(
         found = ops.reshape(found, (batch, count, *found.shape[1:]))
         first = ops.shape(sets[0])[1]
         return [found[:, :first], found[:, first:]][: len(sets)]
-    functional = FunctionalModel(model, (), policy)
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
         first, statistics = functional.outputs([], sets[0])

@@ -37,11 +37,8 @@ class NeighborhoodLearner(MetricLearner):
 
     where `L` is the cross-entropy and `rate` the inner learning rate. In every episode the
     head starts again from the class prototypes `W_c`, the means of the support features at
-    length 1, as `h(z)_c = scale * cos(z, W_c)` with a learned scale. As the rate falls to
-    zero, the logits become those of `NearestCentroid` times the scale.
-
-    Backbone, rate and scale are trained through the inner steps, including second
-    derivatives. Compile as `ProtoNet`.
+    length 1, as `h(z)_c = scale * cos(z, W_c)` with a learned scale. Backbone, rate and
+    scale are trained through the inner steps. Compile as `ProtoNet`.
 
     Args:
         Same as `ProtoNet` without `learn_temperature`, plus:
@@ -99,22 +96,25 @@ class NeighborhoodLearner(MetricLearner):
     def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
         scores = self.metric(queries, support) / self.temperature
         attention = ops.softmax(scores)  # MN Eq. (5)
-        prototypes = class_means(support * inverse_norm(support), membership)
+        prototypes = self._prototypes(support, membership)
 
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
             weights = [ops.transpose(prototypes), self.learned_scale]
             stage = DenseStage(lambda: weights, is_cosine=True)
-            # One chunk: support sets are small, and chunking would lose the static size on
-            # TensorFlow.
-            options: dict[str, Any] = {"stages": [stage], "chunk_size": None}
-            inner_loop = DualForm(self.rate, self.inner_steps, **options)
-            entries = Entries(keys, values)
-            return inner_loop.outputs(entries, attention, queries)  # MN Eq. (3)
+            # In one chunk: the size of a support set may be unknown.
+            inner_loop = DualForm(
+                self.rate, self.inner_steps, stages=[stage], chunk_size=None
+            )
+            # MN Eq. (3).
+            return inner_loop.outputs(Entries(keys, values), attention, queries)
 
         return vectorized_map(
             one_episode, [support, membership, attention, queries, prototypes]
         )
+
+    def _prototypes(self, support: Tensor, membership: Tensor) -> Tensor:
+        return class_means(support * inverse_norm(support), membership)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -151,9 +151,8 @@ class NeighborhoodLearner(MetricLearner):
         )
         model.build(layers[0].shape)
         model.dictionary.keys.assign(keys)
-        units = (keys * inverse_norm(keys))[None]
-        prototypes = class_means(units, ops.cast(membership[None], keys.dtype))[0]
-        start = ops.transpose(prototypes), self.learned_scale
+        prototypes = self._prototypes(keys[None], ops.cast(membership[None], keys.dtype))
+        start = ops.transpose(prototypes[0]), self.learned_scale
         model.head.set_weights([*map(ops.convert_to_numpy, start)])
         model.neighborhood.learning_rate.set_weights(self.rate.get_weights())
         return model
@@ -181,11 +180,11 @@ class AdaptedNeighborhoods(NamesClasses, MetaNeighborhoodModel):
         self, inputs: Any, k: int, by: str = "attention", effects: bool = False
     ) -> Neighbors:
         found = super().neighbors_of_batch(inputs, k, by, effects)
-        names = ("before", "after", "output_changes")
-        pairs = [(each, getattr(found, each)) for each in names]
-        return found._replace(
-            **{name: self.classes(v) for name, v in pairs if v is not None}
-        )
+        before, after = self.classes(found.before), self.classes(found.after)
+        found = found._replace(before=before, after=after)
+        if found.output_changes is None:
+            return found
+        return found._replace(output_changes=self.classes(found.output_changes))
 
     def _without_adaptation(self) -> keras.Model:
         plain = super()._without_adaptation()

@@ -43,14 +43,13 @@ class ProtoNet(MetricLearner):
             temperature well below 1, for example 0.1.
         learn_temperature: bool, whether to train the temperature, as its logarithm.
         batch_normalization: Statistics that the backbone's batch norms normalize by.
-            `"moving"` uses, in training, the statistics of all support and query examples
-            of all episodes of the step, and at test the moving statistics. `"support"` uses
-            the statistics of each episode's support set, in training and at test.
-            `"transductive"` normalizes support set and queries separately by their own
-            statistics, so that an answer depends on the other queries. `"support"` and
-            `"transductive"` switch off dropout and added losses, and need this package's
-            batch norms (`convert.convert_batch_norms`), each called once; frozen batch
-            norms always use their moving statistics.
+            `"moving"` uses those of all examples of the step in training, and the moving
+            statistics at test. `"support"` uses those of each episode's support set.
+            `"transductive"` normalizes support set and queries separately, so that an
+            answer depends on the other queries. `"support"` and `"transductive"` switch off
+            dropout and added losses, and need this package's batch norms
+            (`convert.convert_batch_norms`), each called once; frozen batch norms always use
+            their moving statistics.
         **kwargs: `name`, `trainable` of `keras.Model`.
 
     Call arguments:
@@ -140,9 +139,8 @@ class NearestCentroid(MetricLearner):
         p_c       = mean over x in S_c of z(x)
         logits_c  = cos(z(query), p_c),   or   -||z(query) - p_c||^2
 
-    With the backbone of a classifier that was trained on the base classes this is the
-    strong baseline of recent comparisons. The backbone always runs in inference mode. To
-    center features on their mean over the base classes, end the backbone in
+    This is the strong baseline of recent comparisons. The backbone always runs in inference
+    mode. To center features on their mean over the base classes, end it in
     `keras.layers.Normalization(mean=mean, variance=np.ones_like(mean))`.
 
     Args:

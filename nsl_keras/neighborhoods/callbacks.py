@@ -14,8 +14,7 @@ class DictionaryInitializer(keras.callbacks.Callback):
     """Sets a dictionary's entries to training examples, before an epoch of `fit`.
 
     The callback calls `MetaNeighborhoodModel.initialize_from`, and training continues from
-    these entries. An optimizer that averages weights (`use_ema=True`) mixes the earlier
-    entries into its average, so train a few hundred more steps afterwards.
+    these entries. An optimizer with `use_ema=True` averages earlier entries in for a while.
 
     Args:
         x: Inputs, as for `fit`, with at least as many examples as entries. A data set is

@@ -227,11 +227,7 @@ class NeighborDictionary(keras.layers.Layer):
             validation.targets(y, self.num_values)
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
-        """Returns the indices of the examples that become entries, without replacement.
-
-        Classes get equal shares of the entries (if a class has too few examples, other
-        classes fill up), or the shares of fixed one-hot values.
-        """
+        """Returns the indices of examples that become entries; see `initialize_from`."""
         validation.optional(validation.non_negative_integer, seed, "seed")
         validation.one_per_example(y, examples, "y")
         fits = examples >= self.num_neighbors
@@ -258,10 +254,7 @@ class NeighborDictionary(keras.layers.Layer):
         return np.concatenate(by_class)[first]
 
     def assign_examples(self, features: np.ndarray, y: np.ndarray) -> None:
-        """Sets the entries to the drawn examples' features and labels (or targets).
-
-        Labels are smoothed by 1 % so that training can still change them.
-        """
+        """Sets entries to drawn examples' features, and smoothed labels or targets."""
         given = isinstance(self.fixed_values, list)
         demand = "True or False, because the labels of examples become the values"
         validation.require(not given, "fixed_values", demand, self.fixed_values)
@@ -294,25 +287,26 @@ class NeighborDictionary(keras.layers.Layer):
 
     def entries(self, dtype: str) -> Entries:
         """Returns all keys and values."""
-        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values, dtype))
+        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values_at(None), dtype))
 
     def look_up(
         self,
         queries: Tensor,
         training: bool | None = None,
         kept: Tensor | None = None,
-        constants: Sequence[Tensor] = (),
+        constants: Sequence[Sequence[Tensor]] = ((), ()),
     ) -> tuple[Entries, Tensor]:
         """Returns `(entries, attention)`: the entries that take part, and their attention.
 
         They have the dtype of the queries, float32 or wider. With `dropout_scope="batch"`,
         dropped entries are not returned. If `kept` is given, no entries are drawn. The
-        `constants` are those of the metric; it computes them unless they are given.
+        `constants` are those of the metric, and those of the inner loop.
         """
         width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
         fits = queries.shape[-1] in (None, width)
         shape = tuple(queries.shape)
         validation.require(fits, "features.shape", f"(batch, {width})", shape)
+        of_metric, of_inner_loop = constants
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)
@@ -320,20 +314,19 @@ class NeighborDictionary(keras.layers.Layer):
                 taken = ops.argsort(ops.cast(kept[0], "int32"))[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
                 kept = None
-        scores = self.metric(queries, keys, *constants) * abs(self.inverse_temperature)
+        scores = self.metric(queries, keys, *of_metric) * abs(self.inverse_temperature)
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
         # MN Eq. (5): attention. Keras warns of a softmax over one entry.
         attention = ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores)
-        return Entries(keys, values), attention
+        return Entries(keys, values, of_inner_loop), attention
 
     def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws the entries of a training step, a mask as `kept` of `attention`.
 
-        All rows share one random order of the entries, and each row reads it from its own
-        random start. Each row's set is thus uniform, from one sort for all rows; two rows
-        are not strictly independent.
+        All rows share one random order of the entries, which each row reads from its own
+        random start. Each row's set is uniform, but two rows are not independent.
         """
         rows, entries, seed = ops.shape(queries)[0], self.num_neighbors, self.seed_generator
         kept = ops.argsort(keras.random.uniform((entries,), seed=seed)) >= self.num_dropped

@@ -6,8 +6,8 @@ to its outputs. One inner step for an example with attention `w` is then
 
     (W - rate * sum_j w_j a_j g_j^T)^T h  =  W^T h - G^T [w * (A (rate * h))]
 
-so a finetuned layer costs O(S * (inputs + outputs)) per example, without per-example
-weights. Several steps use per-example weights, as do cosine layers, which need the norms of
+so a finetuned layer costs O(S * (inputs + outputs)) per example, without weights of its
+own. Several steps use per-example weights, as do cosine layers, which need the norms of
 their finetuned columns: one large product, in chunks of entries that fit the cache.
 """
 

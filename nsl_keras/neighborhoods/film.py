@@ -191,9 +191,7 @@ def add_film(
     Batch norms become `ModulatedBatchNormalization`, also in nested models and
     `keras.layers.TimeDistributed`. The copy has the weights of `model` and, before
     training, exactly its outputs: every `InstanceFiLM` starts as the identity. Graph,
-    names, dtype policies, trainable flags and shared layers stay; a batch norm that is
-    called several times has one iFiLM. The copy is not compiled, and `model` does not
-    change.
+    names, flags and shared layers stay. The copy is not compiled.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with

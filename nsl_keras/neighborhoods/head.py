@@ -1,22 +1,34 @@
-"""The layer that adapts a head to each example's neighbors, then predicts."""
+"""The layer that adapts a head to each example's neighbors, then predicts.
+
+The gradients of the inner loss at the dictionary's entries do not depend on the query, and
+cost far more than the rest of a prediction. `predict`, `evaluate`, `neighbors` and exports
+compute them anew once per call, just before the first batch (callbacks that change weights,
+as `keras.callbacks.SwapEMAWeights`, have run then), and keep them in `Constants`.
+
+Everywhere else, for instance in `model(x)` or in a training loop of your own, each call
+computes everything, and so is differentiable. So does a `test_step` or `predict_step` of
+your own, which may change weights.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 from absl import logging
-from keras import ops
+from keras import ops, tree
 
 from nsl_keras import configs, nesting, validation
-from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
+from nsl_keras.backend import Tensor, largest, leave_out_of_xla, updated, wide_dtype
 from nsl_keras.graphs import require_linear
-from nsl_keras.neighborhoods import dual_form
 from nsl_keras.neighborhoods import inner_loop as loops
-from nsl_keras.neighborhoods.constants import Constants
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
-from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, InnerLearningRate, InnerLoop
+from nsl_keras.neighborhoods.dual_form import DualForm, layers_of, stages_of
+from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, InnerLearningRate
 
 
 class Neighbors(NamedTuple):
@@ -34,10 +46,9 @@ class Neighbors(NamedTuple):
             regression outputs), of shape `(batch, k, outputs)`; `None` without `effects`.
             Over all entries they sum to `after - before`. Each contribution is an integral
             over the path from no attention to the actual attention, computed from 32
-            points. For one step it is exact on a `Dense` layer, and exact to rounding on a
-            `CosineDense` layer. The error grows with the inner learning rate and the steps,
-            most through ReLU layers: compare the sum over all entries with
-            `after - before`.
+            points: exact for one step on a `Dense` layer, and to rounding on a
+            `CosineDense` layer. Through ReLU layers the error may be large: compare the sum
+            over all entries with `after - before`.
         before: The outputs without adaptation, of shape `(batch, outputs)`.
         after: The outputs with adaptation, of the same shape.
     """
@@ -48,6 +59,59 @@ class Neighbors(NamedTuple):
     output_changes: Any
     before: Any
     after: Any
+
+
+class Constants:
+    """Variables for the tensors that a function computes; Keras does not track them."""
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self.compute = compute
+        self.in_use = False
+        self.held: Any = ()
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return tree.flatten(self.held)
+
+    def build(self) -> None:
+        """Creates a variable for each tensor."""
+        options = {"trainable": False, "name": "constant"}
+        self.held = tree.map_structure(
+            lambda each: keras.Variable("zeros", each.shape, each.dtype, **options),
+            self.compute(),
+        )
+
+    def update(self) -> None:
+        """Computes the tensors and assigns them to the variables."""
+        tree.map_structure(lambda own, new: own.assign(new), self.held, self.compute())
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Lets the head read the constants instead of computing them."""
+        self.in_use = True
+        try:
+            yield
+        finally:
+            self.in_use = False
+
+
+@dataclasses.dataclass
+class Once:
+    """A model's function of batches; computes the constants before the first batch."""
+
+    model: Any
+    function: Callable[..., Any]
+    is_due: bool = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not self.model.built:  # The function is about to build it.
+            return self.function(*arguments)
+        constants = self.model.neighborhood.constants
+        if self.is_due:
+            arguments = updated(self.model, constants.update, arguments)
+            self.is_due = False
+        with constants.used():
+            return self.function(*arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -63,8 +127,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     where `L` is the cross-entropy of the head's logits, or in regression the squared
     error, summed over the outputs, and `rate` is the inner learning rate. The result is
     differentiable with respect to features, head, keys, values and rate, including
-    second-order terms. Under a mixed-precision policy the layer computes in float32 and
-    returns float32; with `adapt=False` the head computes in its own dtype.
+    second-order terms. Under a mixed-precision policy the layer adapts in float32.
 
     Args:
         head: A Keras layer or model from features to logits, or to a regression's
@@ -83,9 +146,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         task: `"classification"` or `"regression"`.
         inner_loop: `"dual"` computes adaptation as attention over the dictionary, for
             `Dense`, `CosineDense` and `Sequential` stacks of them; `"tape"` uses a
-            vectorized nested gradient tape, for any head; `"auto"` uses the dual form if
-            the head allows it. Both agree to rounding; `active_inner_loop` names the loop
-            in use.
+            vectorized nested gradient tape, for any head, with equal results; `"auto"` uses
+            the dual form if the head allows it.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -120,9 +182,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.1, Eq. (1) and (3).
     """
 
-    #: How the head is finetuned; set at build.
-    _finetuning: InnerLoop
-
     def __init__(
         self,
         head: keras.layers.Layer,
@@ -155,9 +214,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.task = validation.one_of(task, LOSSES, "task")
         ways = ("auto", "dual", "tape")
         self.inner_loop = validation.one_of(inner_loop, ways, "inner_loop")
-        self._stages = self._dense_stages()
-        if self._stages is None:
-            leave_out_of_xla(self)
+        self._finetuning = self._made_inner_loop()
         self.constants = Constants(self._constants)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
@@ -170,7 +227,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     def active_inner_loop(self) -> str:
         """The inner loop of the built layer, `"dual"` or `"tape"`."""
         validation.built(self, "active_inner_loop")
-        return "tape" if self._stages is None else "dual"
+        return "dual" if isinstance(self._finetuning, DualForm) else "tape"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if self.built:
@@ -192,12 +249,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             require_linear(self.head, "head")
         _require_plain_layers(self.head)
         self.dictionary.set_outputs(outputs[-1], self.task)
-        options = self.learning_rate, self.inner_steps, LOSSES[self.task]
-        if self._stages is None:
+        if isinstance(self._finetuning, loops.NestedTape):
             self._require_tape(features)
-            self._finetuning = loops.NestedTape(*options, head=self.head)
-        else:
-            self._finetuning = dual_form.DualForm(*options, stages=self._stages)
         variables = loops.finetuned_variables(self.head)
         self.learning_rate.build_for([tuple(each.shape) for each in variables])
         if not self.dictionary.built:
@@ -207,17 +260,19 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(shape[-1] == features, "dictionary", demand, shape)
         nesting.pass_on_frozen(self)
 
-    def _dense_stages(self) -> list[dual_form.DenseStage] | None:
-        """Returns the stages of the dual form; `None` for the nested tape."""
-        if self.inner_loop == "tape":
-            return None
-        try:
-            return dual_form.stages_of(self.head)
-        except ValueError as error:
-            if self.inner_loop == "dual":
-                raise
-            logging.info("%s adapts its head on a nested tape: %s", self.name, str(error))
-            return None
+    def _made_inner_loop(self) -> loops.InnerLoop:
+        """Returns how the head is finetuned."""
+        options = self.learning_rate, self.inner_steps, LOSSES[self.task]
+        if self.inner_loop != "tape":
+            try:
+                return DualForm(*options, stages=stages_of(self.head))
+            except ValueError as error:
+                if self.inner_loop == "dual":
+                    raise
+                name = self.name
+                logging.info("%s adapts its head on a nested tape: %s", name, str(error))
+        leave_out_of_xla(self)
+        return loops.NestedTape(*options, head=self.head)
 
     def _require_tape(self, features: int) -> None:
         """Raises unless the head can be adapted on the nested tape."""
@@ -234,7 +289,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(is_wide, "head", demand, outputs.dtype)
 
     def _constants(self) -> Any:
-        """Computes what inference computes once; see `constants.py`."""
+        """Computes what inference computes once."""
         _require_plain_layers(self.head)
         entries = self.dictionary.entries(self._precision)
         of_metric = self.dictionary.metric.constants(entries.keys)
@@ -259,11 +314,10 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     ) -> tuple[Entries, Tensor]:
         """Returns entries, with constants if they are in use, and their attention."""
         _require_plain_layers(self.head)
-        if training or not self.constants.in_use:
-            return self.dictionary.look_up(queries, training, kept)
-        of_metric, of_head = self.constants.read()
-        entries, attention = self.dictionary.look_up(queries, None, kept, of_metric)
-        return entries._replace(constants=of_head), attention
+        are_ready = self.constants.in_use and not training
+        held = self.constants.held if are_ready else ((), ())
+        constants = tree.map_structure(ops.convert_to_tensor, held)
+        return self.dictionary.look_up(queries, training, kept, constants)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.
@@ -298,17 +352,19 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         )
 
     def limit_rates(self) -> None:
-        """Lowers the inner learning rates to `1 / (curvature * (mean |key|^2 + 1))`.
+        """Lowers learned inner rates to `1 / (curvature * (mean |key|^2 + 1))`.
 
         At that learning rate a step of a dense layer (1 is its bias) does not overshoot the
         loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
         """
-        if not isinstance(dual_form.layers_of(self.head)[0], CosineDense):
+        if not isinstance(layers_of(self.head)[0], CosineDense):
             keys = ops.cast(self.dictionary.keys, self._precision)
             square = ops.mean(ops.sum(ops.square(keys), axis=-1))
             # A bound of the inner loss's curvature along any change of outputs.
             curvature = 0.5 if self.task == "classification" else 2.0
-            self.learning_rate.limit(1 / (curvature * (square + 1)))
+            most = 1 / (curvature * (square + 1))
+            for raw in self.learning_rate.weights:
+                raw.assign(ops.clip(raw, -most, most))
 
     def require_ranking(self, k: int, by: str) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""

@@ -96,11 +96,6 @@ class InnerLearningRate(keras.layers.Layer):
         rates = rates or [self.initial]
         return rates if self.form == "diagonal" else rates * self.num_weights
 
-    def limit(self, largest: Tensor) -> None:
-        """Lowers larger learning rates to a bound; fixed learning rates stay."""
-        for raw in self.weights:
-            raw.assign(ops.clip(raw, -largest, largest))
-
 
 @dataclasses.dataclass
 class InnerLoop(abc.ABC):
@@ -134,15 +129,15 @@ class InnerLoop(abc.ABC):
         """Returns each entry's share in the change of each output.
 
         For a fixed query, the outputs are a function `F(a)` of the weights `a` that the
-        inner loss gives to the entries: `F(0)` are the outputs before adaptation, `F(w)`
-        after it. Along the straight path from 0 to `w`,
+        inner loss gives to the entries. Along the straight path from 0, where they are the
+        outputs before adaptation, to the attention `w`,
 
             F(w) - F(0) = sum_j w_j * integral_0^1 dF/da_j (t w) dt
 
-        and entry `j`'s share is its term (the Aumann-Shapley value of the entry, or
-        "integrated gradients"). For one inner step on a dense layer, whose outputs are
-        linear in its weights, the share is `-rate * w_j (k_j . z + 1) dL_j/df`: the effect
-        of the entry alone. The shape is `(batch, entries, outputs)`.
+        and entry `j`'s share is its term (its Aumann-Shapley value, or "integrated
+        gradients"). For one inner step on a dense layer it is the effect of the entry
+        alone, `-rate * w_j (k_j . z + 1) dL_j/df`. The shape is `(batch, entries,
+        outputs)`.
         """
 
         def slopes(time: Tensor) -> list[Tensor]:

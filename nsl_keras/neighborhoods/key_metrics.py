@@ -85,13 +85,12 @@ class Cosine(KeyMetric):
 
     def __call__(self, queries: Tensor, keys: Tensor, inverse: Any = None) -> Tensor:
         queries, keys = map(ops.convert_to_tensor, (queries, keys))
-        queries_inverse = inverse_norm(queries)
         if inverse is None:
-            units = ops.swapaxes(keys * inverse_norm(keys), -1, -2)
-            return ops.matmul(queries * queries_inverse, units)
+            (inverse,) = self.constants(keys)
         # The step of a dense head needs the same product: graphs compute it once.
         products = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
-        return ops.multiply(ops.multiply(products, queries_inverse), inverse)
+        # Not by `*`, since queries and keys may have different dtypes.
+        return ops.multiply(ops.multiply(products, inverse_norm(queries)), inverse)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

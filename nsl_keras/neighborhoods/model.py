@@ -9,20 +9,13 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import graphs, nesting, validation
-from nsl_keras.backend import (
-    GradientTape,
-    Tensor,
-    at_least_float32,
-    replicas_in_sync,
-    variable_scope,
-)
-from nsl_keras.neighborhoods.constants import Once
+from nsl_keras import backend, graphs, nesting, validation
+from nsl_keras.backend import Tensor, at_least_float32, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
-from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
+from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors, Once
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import data, files
-from nsl_keras.training.checks import CheckedModel, loss_of_logits
+from nsl_keras.training.checks import CheckedModel
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -40,9 +33,6 @@ class MetaNeighborhoodModel(CheckedModel):
     To measure what adaptation adds, compile and evaluate `unadapted` as well. It is not a
     baseline: compare with the plain model, trained in the same way. If adaptation changes
     nothing, look at `inner_learning_rates`, which training may have driven to zero.
-
-    `predict` and `evaluate` compute what does not depend on the inputs once per call. A
-    direct call `model(x)` computes everything, and is differentiable.
 
     The authors do not decay the dictionary, head or inner learning rates. To do the same,
     call `optimizer.exclude_from_weight_decay(var_list=model.decay_exempt_variables)`, also
@@ -122,6 +112,7 @@ class MetaNeighborhoodModel(CheckedModel):
         kwargs |= {"dtype": self.dtype_policy, "name": "neighborhood"}
         self.neighborhood = MetaNeighborhoodHead(head, dictionary, **kwargs)
         self.task = self.neighborhood.task
+        self.classifies = self.task == "classification"
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
@@ -160,9 +151,8 @@ class MetaNeighborhoodModel(CheckedModel):
         """Returns a built model whose head is the last dense layer of a trained model.
 
         The layers before it are the backbone; a final softmax is dropped. Layers and
-        weights are copied, and `model` does not change. A frozen last layer stays frozen.
-        With a small `inner_learning_rate` predictions change little at first;
-        `initialize_from` fills the dictionary with examples.
+        weights are copied, and `model` does not change. With a small `inner_learning_rate`
+        predictions change little at first; `initialize_from` fills the dictionary.
 
         Args:
             model: A functional or Sequential model, for example from `keras.applications`,
@@ -218,18 +208,7 @@ class MetaNeighborhoodModel(CheckedModel):
             inputs = graphs.output_spec(self.backbone, inputs)
         return tuple(self.neighborhood(inputs).shape)
 
-    def compile(
-        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        """Configures training, as in Keras; the loss of a classifier must take logits."""
-        if self.task == "classification":
-            loss_of_logits(loss)
-        super().compile(optimizer, loss, *args, **kwargs)
-        self._ranking.cache_clear()  # It may run eagerly from now on, or no longer.
-
     def _check_data(self, x: Any, y: Any = None) -> None:
-        if not data.is_in_memory(x):
-            return
         x, y = data.gather(x, y)
         for path, leaf in tree.flatten_with_path(x):
             validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
@@ -266,7 +245,7 @@ class MetaNeighborhoodModel(CheckedModel):
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
-        with GradientTape() as outer_tape:
+        with backend.GradientTape() as outer_tape:
             # The call finetunes the head on a tape of its own: `NestedTape._finetune` or
             # `DualForm._traces`.
             predictions = self(x, training=True)
@@ -276,10 +255,12 @@ class MetaNeighborhoodModel(CheckedModel):
         gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
         # Under `tf.distribute` Keras has divided the loss by the number of replicas.
-        examples = ops.shape(data.leaves(x)[0])[0]
+        examples = ops.shape(predictions)[0]
         for metric in self.metrics:  # A subclass may leave the loss out.
             if metric.name == "loss":
-                metric.update_state(loss * replicas_in_sync(), sample_weight=examples)
+                metric.update_state(
+                    loss * backend.replicas_in_sync(), sample_weight=examples
+                )
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(
@@ -297,9 +278,8 @@ class MetaNeighborhoodModel(CheckedModel):
         get equal shares of the entries (if a class has too few examples, other classes fill
         up), or the shares of fixed one-hot values.
 
-        With a backbone, do this once it is trained. Because norms may be large, inner
-        learning rates are lowered until a step on an entry of average norm does not
-        overshoot, unless they are fixed or the head is a `CosineDense`.
+        With a backbone, do this once it is trained. Learned inner learning rates are
+        lowered until a step on an entry of average norm does not overshoot.
 
         Args:
             x: Inputs, as for `fit`. All examples of a data set are held in memory.
@@ -352,25 +332,22 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> Neighbors:
         """Returns the dictionary entries that each example attends to most.
 
-        Their `indices` are entry numbers. `nearest_examples` and `initialize_from` return
-        an example for each entry, so `x_train[nearest[found.indices]]` are pictures of the
-        neighbors.
+        `nearest_examples` and `initialize_from` return an example for each entry, so
+        `x_train[nearest[found.indices]]` are pictures of the neighbors.
 
         Args:
             x: Inputs, as for `predict`.
             k: int, the number of entries; at most `num_neighbors`.
             by: `"attention"` returns the entries of largest weight, which are most similar
-                to the example. `"effect"` returns the entries whose `output_changes` are
-                largest, in absolute value summed over the outputs. An entry that the head
-                fits already has no effect, so this ranking finds hard examples, often of
-                other classes.
+                to the example. `"effect"` returns those whose `output_changes` are largest,
+                in absolute value summed over the outputs: hard examples, often of other
+                classes, since an entry that the head fits already has no effect.
             effects: bool, whether to compute `output_changes` with `by="attention"` too.
                 They take several times the time and memory of `predict`.
             **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
 
         Returns:
             `nsl_keras.neighborhoods.head.Neighbors`, a class that explains its arrays.
-            The entry of largest attention (or effect) comes first.
 
         Raises:
             ValueError: For an invalid `k` or `by`, or if the model is not built.
@@ -386,8 +363,9 @@ class MetaNeighborhoodModel(CheckedModel):
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by)
-        with self.neighborhood.constants.computed():
-            found = self._ranking(k, by, effects).predict(x, **options)
+        self.neighborhood.constants.update()
+        with self.neighborhood.constants.used():
+            found = self._ranking(k, by, effects, self.run_eagerly).predict(x, **options)
         return Neighbors(**{"output_changes": None, **found})
 
     def neighbors_of_batch(
@@ -426,7 +404,7 @@ class MetaNeighborhoodModel(CheckedModel):
         features = at_least_float32(self._features_of(x, **options))
         keys, values, _ = self.dictionary.entries(features.dtype)
         classes, labels = np.zeros(self.num_neighbors), np.zeros(len(features))
-        if y is not None and self.task == "classification":
+        if y is not None and self.classifies:
             self.dictionary.require_targets(y)
             validation.one_per_example(y, len(features), "y")
             classes, labels = ops.convert_to_numpy(ops.argmax(values, 1)), classes_of(y)
@@ -455,14 +433,16 @@ class MetaNeighborhoodModel(CheckedModel):
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
-    def _ranked(self, k: int, by: str, effects: bool) -> data.BatchFunction:
+    def _ranked(
+        self, k: int, by: str, effects: bool, run_eagerly: bool
+    ) -> data.BatchFunction:
         """Returns `neighbors` of a batch, to be kept with its graph."""
 
         def ranking(inputs: Any) -> dict[str, Tensor]:
             found = self.neighbors_of_batch(inputs, k, by, effects)._asdict()
             return {name: each for name, each in found.items() if each is not None}
 
-        return data.BatchFunction(ranking, self, self.run_eagerly)
+        return data.BatchFunction(ranking, self, run_eagerly)
 
     @property
     def decay_exempt_variables(self) -> list[Any]:
@@ -483,7 +463,8 @@ class MetaNeighborhoodModel(CheckedModel):
         validation.built(self, "export")
         # Keras refuses a model that was never called, as after loading.
         self(_symbols_of(self.get_build_config()["input_shape"]))
-        with self.neighborhood.constants.computed():
+        self.neighborhood.constants.update()
+        with self.neighborhood.constants.used():
             super().export(filepath, format, *args, **kwargs)
         if format == "onnx":
             files.require_onnx(filepath)

@@ -31,13 +31,11 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
     `keras.callbacks.BackupAndRestore` saves weights, optimizer and epoch. This callback
     adds the seeds of layers (dropout, dictionaries), `History` and the progress of other
     callbacks. It renames a finished state into place, so that a kill at any moment leaves
-    a complete state. After 1 of 40 kills, Keras's callback trained an epoch twice.
-    `keras.callbacks.OrbaxCheckpoint` restored all weights and seeds in a fresh process, but
-    after the process had made another model it restored nothing and did not warn.
+    a complete state; Keras's callback trained an epoch twice after 1 of 40 kills.
 
     A resumed training ends with the same numbers as an uninterrupted training, to the last
     digit, if operations are deterministic and the order of the examples depends only on
-    the epoch. That is the case for
+    the epoch:
 
     * arrays with `shuffle=False`, and data sets with one order;
     * a `keras.utils.PyDataset` that draws batches by its attribute `epoch`, as
@@ -51,9 +49,8 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
           model.fit(order, epochs=epochs, steps_per_epoch=steps, shuffle=False,
                     callbacks=[backup])
 
-    Keras's own shuffling of arrays, `shuffle` with a fixed seed, and random numbers from
-    outside a layer's `keras.random.SeedGenerator` start over: a resumed epoch is a random
-    pass over the data, but a different one. Stateful recurrent layers start over, too.
+    Other shuffling, random numbers from outside a layer's `keras.random.SeedGenerator`, and
+    stateful recurrent layers start over: a resumed epoch is another random pass.
 
     Put `TrainingBackup` first in the list of callbacks: it writes before an epoch begins,
     after all other callbacks have finished the previous epoch. Processes that train a model
@@ -62,13 +59,12 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
     Args:
         folder: Local folder of the states, for this training alone; made if missing.
         callbacks: Callbacks of the same `fit` whose progress is kept, for example
-            `keras.callbacks.EarlyStopping`. All their attributes are saved, except
-            constructor arguments and functions. Callbacks that hold open files, such as
-            `keras.callbacks.CSVLogger`, cannot be among them.
+            `keras.callbacks.EarlyStopping`: all attributes, except constructor arguments
+            and functions. They may hold no open files, as `keras.callbacks.CSVLogger` does.
         every: int, the number of epochs between states.
         delete_checkpoint: bool, whether to delete the states when training ends.
-            Otherwise the last state stays, and `fit` then only restores the final model.
-            Call `delete` once you have saved the model.
+            Otherwise the last state stays until you call `delete`, and another `fit` only
+            restores the final model.
 
     Attributes:
         epoch: int, the number of finished, saved epochs, and the next epoch to train.

@@ -21,6 +21,7 @@ import numpy as np
 
 from nsl_keras import configs, nesting
 from nsl_keras.backend import ReplicatedModel
+from nsl_keras.training.data import is_in_memory
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -40,10 +41,7 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class StopAtNonFiniteLoss(keras.callbacks.Callback):
-    """Raises `NonFiniteLossError` after a batch that leaves the loss non-finite.
-
-    `keras.callbacks.TerminateOnNaN` does not raise in Keras 3.10, and waits for each batch.
-    """
+    """Raises `NonFiniteLossError` after a batch that leaves the loss non-finite."""
 
     #: On JAX, Keras then reads the losses in threads of its own while training runs on. It
     #: raises their errors before the epoch ends: no callback saves a spoiled state.
@@ -67,11 +65,22 @@ FIT = inspect.signature(keras.Model.fit)
 class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
     """Base of the models that check their data in `fit` and `evaluate`."""
 
+    #: Whether the outputs are logits of classes, and not numbers of a regression.
+    classifies: bool
+
     def _check_data(self, x: Any, y: Any = None) -> None:
-        """Raises for bad arrays; ignores data sets and generators."""
+        """Raises for bad arrays."""
         raise NotImplementedError
 
     from_config = classmethod(configs.from_arguments)
+
+    def compile(
+        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Configures training, as in Keras; the loss of a classifier must take logits."""
+        if self.classifies:
+            loss_of_logits(loss)
+        super().compile(optimizer, loss, *args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         # Keras requires this of models that override `compile`.
@@ -107,7 +116,8 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
         def check(batch: Any) -> None:
             inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            self._check_data(inputs, self._without_ignored(targets))
+            if is_in_memory(inputs):
+                self._check_data(inputs, self._without_ignored(targets))
 
         if isinstance(x, keras.utils.PyDataset):
             return _FirstChecked(x, check)

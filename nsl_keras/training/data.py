@@ -14,10 +14,7 @@ from nsl_keras import validation
 
 
 class BatchFunction(keras.Model):
-    """Private: a function of batches as a model, whose `predict` takes any data.
-
-    Its graph is traced at the first call of `predict`, or never with `run_eagerly=True`.
-    """
+    """Private: a function of batches as a model, whose `predict` takes any data."""
 
     def __init__(
         self,
@@ -37,8 +34,7 @@ class BatchFunction(keras.Model):
 
     def predict(self, x: Any, *args: Any, **options: Any) -> Any:
         if is_in_memory(x):
-            if all(map(np.isscalar, leaves(x))):
-                x = np.asarray(x)  # Nested lists of numbers.
+            x, _ = gather(x)
             has_axes = all(map(np.ndim, leaves(x)))
             validation.require(has_axes, "x", "a batch, not a scalar", x)
             x = map_arrays(with_text, x)

@@ -46,22 +46,19 @@ def normalizing_by_batch(layers: Sequence[BatchNormalization]) -> Iterator[None]
 class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """Batch norm whose moving statistics have no initialization bias.
 
-    Keras's moving statistics start at mean 0 and variance 1. After `t` steps a share
-    `momentum^t` of that start remains, the initialization bias: a third after 100 steps
-    with a momentum of 0.99. Until it fades, inference is far less accurate than training.
+    Of the start of Keras's moving statistics, mean 0 and variance 1, a share `momentum^t`
+    remains after `t` steps. Until it fades, inference is far less accurate than training.
     In this layer, statistics `s_t` of `n_t` examples, after `N` earlier examples, count as
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
         r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))
 
     The first step replaces the start. From then on the average covers the last batch and
-    about 32 examples before it, or a 512th of all examples if that is more. An example
-    counts by its fraction of unmasked steps, and an empty batch leaves the statistics
-    unchanged. After about `512 / (1 - momentum)` steps the average equals Keras's. In
-    training the outputs equal those of `keras.layers.BatchNormalization`, into which
-    `nsl_keras.convert.fold` converts this layer.
-
-    Few-shot learners that normalize by episode need this layer.
+    about 32 examples before it, or a 512th of all examples if that is more; after about
+    `512 / (1 - momentum)` steps it equals Keras's. An example counts by its fraction of
+    unmasked steps. In training the outputs equal those of Keras's layer, into which
+    `nsl_keras.convert.fold` converts this one. Few-shot learners that normalize by episode
+    need this layer.
 
     Args:
         Same as `keras.layers.BatchNormalization`, plus:
@@ -118,13 +115,9 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
         super().build(input_shape)
         if self.momentum_warmup:
             #: The number of examples trained on. A float saturates, an int would overflow.
+            options: dict[str, Any] = {"trainable": False, "autocast": False}
             self.seen_examples = self.add_weight(
-                name="seen_examples",
-                shape=(),
-                dtype="float32",
-                initializer="zeros",
-                trainable=False,
-                autocast=False,
+                (), "zeros", "float32", name="seen_examples", **options
             )
 
     def call(

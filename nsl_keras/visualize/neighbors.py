@@ -10,6 +10,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import at_least_float32
+from nsl_keras.neighborhoods.dictionary import classes_of
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures
@@ -33,17 +34,15 @@ def plot_neighbors(
     """Draws predictions, each beside the training images that the model finds most similar.
 
     Each dictionary entry stands for the example nearest to it, with labels for the nearest
-    of its own class. Below an example are its
-    label and its similarity: the largest score of the key metric (by default the cosine)
-    between the image and an entry that the example stands for. Attention falls on all
-    entries, the more the larger their scores.
+    of its own class. Below an example are its label and its similarity: the largest score
+    of the key metric (by default the cosine) between the image and an entry that the
+    example stands for.
 
     Args:
         model: A built `MetaNeighborhoodModel` that classifies.
         x: The images to explain, one row each, as the model takes them, `(n, height, width,
             channels)`: an array, several inputs (the first input of images is drawn), or a
-            finite data set. Values in [0, 1] are drawn unchanged, all others are scaled
-            from the lowest to the highest.
+            finite data set. Values outside [0, 1] are scaled.
         examples: Training images to choose neighbors from, in the form of `x`.
         labels: Labels of the examples, to be written below them. `None` takes the labels
             that a data set yields, if any.
@@ -123,9 +122,9 @@ def plot_adaptation(
     """Draws what adaptation does to one prediction: neighbors, weights, and effects.
 
     The top shows the prediction before and after adaptation. Below it are the `k` entries
-    that moved the prediction most, with their class and attention, and what each entry adds
-    to every logit (see `MetaNeighborhoodModel.neighbors`). What all other entries add and
-    the sum follow. The title says "no effect" if no logit changes by 0.01.
+    that moved the prediction most, with their class and attention, and what each of them,
+    all others and the sum add to every logit (see `MetaNeighborhoodModel.neighbors`). The
+    title says "no effect" if no logit changes by 0.01.
 
     Args:
         model: A built `MetaNeighborhoodModel` that classifies.
@@ -238,6 +237,4 @@ def _labels(labels: Any, names: list[str], examples: int, argument: str) -> list
         return []
     validation.one_per_example(labels, examples, argument)
     validation.class_labels(labels, len(names), argument)
-    rows = np.reshape(labels, (examples, -1))
-    rows = np.eye(len(names))[rows[:, 0].astype(int)] if rows.shape[1] == 1 else rows
-    return _named(rows, names)
+    return [names[each] for each in classes_of(labels)]

@@ -68,9 +68,8 @@ def plot_dynamic_similarity(
 
     The first row shows the image, the largest difference between `M` and the identity at
     each output position, and the `M` at the position where it is largest, marked by a
-    cross; a diagonal `M` is drawn as a mask on the kernel's taps. Below,
-    one map per tap (position of the kernel) shows how far its diagonal entry `M[t, t]` is
-    above (blue) or below (red) 1.
+    cross. Below, one map per tap (position of the kernel) shows how far its diagonal entry
+    `M[t, t]` is above (blue) or below (red) 1.
 
     Args:
         model: A built functional or Sequential model with dynamic two-dimensional

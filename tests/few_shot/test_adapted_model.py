@@ -106,12 +106,12 @@ def test_neighbors_of_an_adapted_model_are_support_images():
 @pytest.mark.parametrize(
     "x, y, names, message",
     [
-        (SUPPORT, LABELS + 1, NAMES, r"that count them from 0.*labels \[1, 2, 3\], and"),
-        (SUPPORT, LABELS, NAMES[:2], r"an example of each class.*labels \[0, 1, 2\]"),
+        (SUPPORT, LABELS + 1, NAMES, r"that count them from 0.*y=\[1, 2, 3\]"),
+        (SUPPORT, LABELS, NAMES[:2], r"an example of each class.*y=\[0, 1, 2\]"),
         (SUPPORT, LABELS, (*NAMES, "bee"), r"an example of each class.*'bee'\)"),
-        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"the labels \['elk', 'lynx'"),
-        (SUPPORT, np.zeros(6, int), None, r"two or more classes.*labels \[0\]"),
-        (SUPPORT, LABELS[:-1], None, r"one label per example.*: 5 labels for 6"),
+        (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"y=\['elk', 'lynx'"),
+        (SUPPORT, np.zeros(6, int), None, r"two or more classes.*y=\[0\]"),
+        (SUPPORT, LABELS[:-1], None, r"must be 6, one label .*len\(y\)=5"),
         (SUPPORT, None, None, "`y` must be given, unless"),
         (SUPPORT, np.eye(3)[LABELS], None, r"`y` must be class numbers or names"),
         ("photos", None, None, "image_dataset_from_directory"),
@@ -184,6 +184,17 @@ def test_conversions_keep_names_and_temperature(kind):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         assert converted.class_names == model.class_names == NAMES
         assert converted.temperature == model.temperature != 1
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
+def test_names_and_probabilities(kind):
+    model = learner(kind).adapt(SUPPORT, LABELS, NAMES)
+    found = model.classify(SUPPORT, batch_size=4)
+    shares = keras.ops.softmax(model.predict(SUPPORT, verbose=0))
+    np.testing.assert_allclose(found["probabilities"], shares, rtol=1e-5)
+    wanted = np.array(NAMES)[found["probabilities"].argmax(axis=1)]
+    assert found["class"].tolist() == wanted.tolist() != [NAMES[0]] * len(SUPPORT)
 
 
 @pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])

@@ -201,13 +201,13 @@ test_errors = refusing(
     (lambda: make_sampler(seed=-1), "`seed` must be an integer of at least 0.*seed=-1"),
     (
         lambda: make_sampler(shots=5, queries=8),
-        r"= 5 \+ 8 examples\. Received: 12 examples of 0",
+        r"= 5 \+ 8 examples\. Received: .*'12 examples of 0'",
     ),
     (
         lambda: with_few_bees(queries=4),
-        r"= 1 \+ 4 examples\. Received: 4 examples of 'bee'",
+        r"= 1 \+ 4 examples\. Received: .*4 examples of 'bee'",
     ),
-    (lambda: make_sampler(IMAGES[1:]), "84 labels for 83 examples"),
+    (lambda: make_sampler(IMAGES[1:]), r"`len\(labels\)` must be 83, .*=84"),
     (lambda: make_sampler(WITH_NAN), r"`images` must be finite.*\(3, 1, 0, 0\)"),
     (lambda: make_sampler(IMAGES[:, :0]), r"`images` must be of shape.*\(84, 0, 2, 1\)"),
     (lambda: make_sampler(labels=np.zeros(84)), "`labels` must be class numbers or"),

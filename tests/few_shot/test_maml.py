@@ -245,7 +245,7 @@ def with_two_outputs():
         (network, {"inner_variables": "head"}, "`inner_variables` must be"),
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "`MAML` needs a built layer"),
         (lambda: of_layers(layers.Flatten(), layers.Softmax()), {}, "logits.*'softmax"),
-        (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"shape=\(None, 4, 4, 2\)"),
+        (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"model=\(None, 4, 4, 2\)"),
         (lambda: of_layers(layers.Flatten(), layers.Dense(1)), {}, "for two or more ways"),
         (with_two_outputs, {}, "`model` must have one output, the logits"),
         (

@@ -112,8 +112,8 @@ def test_dropout_and_noise_are_off_by_episode():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (lambda s, y, q: (s, y + 1, q), r"the labels \[1, 2, 3\] in episode 0"),
-        (lambda s, y, q: (s, y % 2, q), r"at least once.*the labels \[0, 1\] in episode 0"),
+        (lambda s, y, q: (s, y + 1, q), r"support_labels\[0\]=\[1, 2, 3\]"),
+        (lambda s, y, q: (s, y % 2, q), r"at least once.*support_labels\[0\]=\[0, 1\]"),
         (lambda s, y, q: (s, y, np.inf * q), "`query_images` must be finite"),
         (lambda s, y, q: (s, y), r"call `adapt`.*Received: input_shape=\[\("),
         *(
@@ -125,8 +125,8 @@ def test_dropout_and_noise_are_off_by_episode():
                 lambda s, y, q: (s[:1], y[:1], q),
             )
         ),
-        (lambda s, y, q: Batches(((s, y + 1, q), y)), r"the labels \[1, 2, 3\]"),
-        (lambda s, y, q: iterated(((s, y - 1, q), y)), r"the labels \[-1, 0, 1\]"),
+        (lambda s, y, q: Batches(((s, y + 1, q), y)), r"support_labels\[0\]=\[1, 2, 3\]"),
+        (lambda s, y, q: iterated(((s, y - 1, q), y)), r"support_labels\[0\]=\[-1, 0, 1\]"),
     ],
 )
 def test_arrays_are_checked_before_the_first_step(inputs, message):

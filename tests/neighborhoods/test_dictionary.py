@@ -269,7 +269,7 @@ test_errors = refusing(
     (lambda: started(X[:9], LABELS[:9]), "at least 12, one example for each.*=9"),
     (lambda: started(seed=-1), "`seed` must be"),
     (lambda: in_a_head(built()).build((None, 6)), "with keys of the 6 features"),
-    (lambda: started(X, LABELS[:-1]), "59 labels for 60 examples"),
+    (lambda: started(X, LABELS[:-1]), r"`len\(y\)` must be 60, .*=59"),
     (
         lambda: started(entries=18, fixed_values=True),
         r"each class.* \[6 6 6\].*\[40, 15, 5\]",

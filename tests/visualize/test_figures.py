@@ -110,8 +110,8 @@ test_errors = refusing(
     (picture("similarities", model=plain_model), "`model` must be .*static .*='sequential"),
     (picture("neighbors", IMAGES, IMAGES, model=plain_model), "`model` must be a `MetaN"),
     (picture("neighbors", IMAGES, IMAGES[:2], k=3), "`k` must be at least 1, and at most"),
-    (picture("neighbors", IMAGES, IMAGES, np.zeros(5)), "`labels` must.*: 5 labels for 20"),
-    (picture("neighbors", IMAGES, IMAGES, y=np.zeros(5)), "`y` must .*: 5 labels for 20"),
+    (picture("neighbors", IMAGES, IMAGES, np.zeros(5)), r"must be 20, .*len\(labels\)=5"),
+    (picture("neighbors", IMAGES, IMAGES, y=np.zeros(5)), r"must be 20, one .*len\(y\)=5"),
     (
         picture("neighbors", IMAGES, IMAGES, np.array(["ant"] * 20)),
         "`labels` must be numbers",
