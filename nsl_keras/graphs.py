@@ -43,12 +43,11 @@ def is_graph(layer: Any) -> bool:
 
 def require_graph(model: Any) -> None:
     """Raises unless `model` is a built functional or Sequential model."""
-    if not is_graph(model) or not hasattr(model, "inputs"):
-        raise ValueError(
-            "`model` must be a functional or Sequential model of Keras 3, and must be "
-            "built: start it with a `keras.Input`, or call it on data. Received: "
-            f"model={model!r} of type {type(model).__module__}.{type(model).__name__}"
-        )
+    demand = (
+        "a functional or Sequential model of Keras 3, and built: start it with a "
+        "`keras.Input`, or call it on data"
+    )
+    validation.require(is_graph(model) and hasattr(model, "inputs"), "model", demand, model)
 
 
 def root_of(model: Any) -> keras.Model:
@@ -185,11 +184,8 @@ def require_linear(model: Layer, argument: str) -> None:
     """
     ends, unknown = [model], []
     if is_graph(model):
-        if len(model.outputs) != 1:
-            raise ValueError(
-                f"`{argument}` must have one output, the logits. Received: "
-                f"{argument}={model.name!r} with {len(model.outputs)} outputs"
-            )
+        demand = "a model with one output, the logits"
+        validation.require(len(model.outputs) == 1, argument, demand, model.outputs)
         last, ends = ending(model)
         allowed = (*PASSING, keras.layers.InputLayer, keras.layers.Rescaling)
         unknown = [each for each in ends if type(each) not in allowed]

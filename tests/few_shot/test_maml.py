@@ -247,7 +247,7 @@ def with_two_outputs():
         (lambda: of_layers(layers.Flatten(), layers.Softmax()), {}, "logits.*'softmax"),
         (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"model=\(None, 4, 4, 2\)"),
         (lambda: of_layers(layers.Flatten(), layers.Dense(1)), {}, "for two or more ways"),
-        (with_two_outputs, {}, "`model` must have one output, the logits"),
+        (with_two_outputs, {}, "`model` must be a model with one output, the"),
         (
             with_two_outputs,
             {"inner_loss": "mse"},
