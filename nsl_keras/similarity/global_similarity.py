@@ -41,22 +41,21 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
     `G2` have `C` channels (`C // 8` in `"softmax_attention"`), and the mask's hidden layer
     has 64. All except `"attention"` start at the identity.
 
-    `"attention"` is computed as `G1 (G2^T X)`, in time linear in `HW`;
-    `"softmax_attention"` and `"unconstrained"` take time and memory of `(HW)^2`.
+    `"attention"` takes time linear in `HW`, `"softmax_attention"` and `"unconstrained"`
+    time and memory of `(HW)^2`.
 
     Args:
         similarity: One of the names above.
-        regularizer: Regularizer of the learned mask or matrix, or of each
-            kernel that predicts `M`. `gamma` is not regularized.
+        regularizer: Regularizer of the learned mask or matrix, or of each kernel that
+            predicts `M`.
         sphere: bool, whether `G1`, `G2`, `G3` are SphereConvs that divide by both norms,
             and the first layer of the mask's predictor is a SphereConv that divides by the
             input norm. `False` uses plain convolutions; training is then less stable.
         data_format: `"channels_last"` or `"channels_first"`; defaults to
             `keras.config.image_data_format()`.
         shared_by_channels: bool, whether channels share `M`. `False` gives each channel its
-            own mask in `"diagonal"` and `"predicted_mask"`; in `"unconstrained"` one `M` of
-            shape `(HWC, HWC)` couples all positions and channels, numbered with the
-            channels last. The attentions require `True`.
+            own mask; in `"unconstrained"` one `M` of shape `(HWC, HWC)` couples all
+            positions and channels, channels last. The attentions require `True`.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -82,8 +81,7 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Appendix B, Eq. (8)-(11).
-        `"softmax_attention"` is the block of the authors' code. The paper leaves the mask's
-        predictor open; here it follows the paper's local predictors.
+        `"softmax_attention"` is the block of the authors' code.
     """
 
     def __init__(
@@ -112,44 +110,37 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         self.input_spec = keras.layers.InputSpec(ndim=4)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        shape: list[Any] = list(input_shape)
-        channels = validation.known_axis(shape, self.channel_axis, "channel axis")
-        axes: dict[int, Any] = {self.channel_axis: channels}
-        shape.append(shape.pop(self.channel_axis))
+        channels = validation.known_axis(input_shape, self.channel_axis, "channel axis")
         masks = 1 if self.shared_by_channels else channels
+        fixed = [self.channel_axis]
         if self.similarity in STATIC:
-            name = "height and width"
-            sizes = [validation.known_axis(shape, axis, name) for axis in (1, 2)]
-            size, is_mask = masks * math.prod(sizes), self.similarity == "diagonal"
+            fixed, name = [1, 2, 3], "height and width"
+            sizes = [validation.known_axis(input_shape, axis, name) for axis in fixed]
+            size = masks * math.prod(sizes) // channels
+            is_mask = self.similarity == "diagonal"
             self.similarity_parameters = self.add_weight(
                 name="similarity",
                 shape=(size,) if is_mask else (size, size),
                 initializer="ones" if is_mask else "identity",
                 regularizer=self.regularizer,
             )
-            axes = {axis: input_shape[axis] for axis in (1, 2, 3)}
         elif self.similarity == "predicted_mask":
-            self._build_mask_predictor(tuple(shape), masks)
+            self._build_mask_predictor(channels, masks)
         else:
             self._build_attention(channels)
+        axes = {axis: input_shape[axis] for axis in fixed}
         self.input_spec = keras.layers.InputSpec(ndim=4, axes=axes)
         nesting.pass_on_frozen(self)
 
-    def _build_mask_predictor(self, input_shape: tuple[Any, ...], masks: int) -> None:
-        options: dict[str, Any] = {
-            "padding": "same",
-            "data_format": "channels_last",
-            "use_bias": False,
-            "kernel_regularizer": self.regularizer,
-            "dtype": self.dtype_policy,
-        }
+    def _build_mask_predictor(self, channels: int, masks: int) -> None:
         plain = keras.layers.Conv2D
         hidden = partial(SphereConv2D, normalize="input") if self.sphere else plain
+        options = {**self._options(), "padding": "same", "data_format": "channels_last"}
         start = small_normal(0.1)
         self.mask_hidden = hidden(64, 3, kernel_initializer=start, **options)
         self.mask_output = plain(masks, 3, kernel_initializer="zeros", **options)
-        self.mask_hidden.build(input_shape)
-        self.mask_output.build(self.mask_hidden.compute_output_shape(input_shape))
+        self.mask_hidden.build((None, None, None, channels))
+        self.mask_output.build((None, None, None, 64))
 
     def _build_attention(self, channels: int) -> None:
         softmax = self.similarity == "softmax_attention"
@@ -158,21 +149,19 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
 
         def transform(units: int) -> keras.layers.Layer:
             # A dense layer on every position is a 1x1 convolution.
-            layer = dense(
-                units,
-                use_bias=False,
-                kernel_initializer=small_normal(1.0),
-                kernel_regularizer=self.regularizer,
-                dtype=self.dtype_policy,
-            )
+            start = small_normal(1.0)
+            layer = dense(units, kernel_initializer=start, **self._options())
             layer.build((None, None, channels))
             return layer
 
-        self.query = transform(hidden)
-        self.key = transform(hidden)
+        self.query, self.key = transform(hidden), transform(hidden)
         if softmax:
             self.value = transform(channels)
             self.gamma = self.add_weight(name="gamma", shape=(), initializer="zeros")
+
+    def _options(self) -> dict[str, Any]:
+        regularizer, dtype = self.regularizer, self.dtype_policy
+        return {"use_bias": False, "kernel_regularizer": regularizer, "dtype": dtype}
 
     def call(self, inputs: Tensor) -> Tensor:
         inputs = ops.cast(inputs, self.compute_dtype)  # Including integers.

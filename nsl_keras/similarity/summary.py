@@ -13,8 +13,6 @@ from nsl_keras import graphs
 from nsl_keras.similarity.folding import is_foldable
 from nsl_keras.similarity.neural_similarity import similarities_of
 
-_TITLES = ("Layer", "Kind", "Similarity", "Parameters", "Added", "Folds")
-
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
@@ -52,19 +50,16 @@ class ModelSummary(LayerSummary):
     layers: tuple[LayerSummary, ...]
 
     def __str__(self) -> str:
-        rows = [_TITLES, *(_texts(each, each.name) for each in self.layers)]
-        rows.append(_texts(self, "Total"))
+        rows = [("Layer", "Kind", "Similarity", "Parameters", "Added", "Folds")]
+        for each in (*self.layers, dataclasses.replace(self, name="Total")):
+            numbers = f"{each.parameters:,}", f"{each.similarity_parameters:,}"
+            folds = "yes" if each.folds else "no"
+            rows.append((each.name, each.kind, each.similarity, *numbers, folds))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
     __repr__ = __str__
-
-
-def _texts(row: LayerSummary, name: str) -> tuple[str, ...]:
-    """Returns a row of the table."""
-    numbers = (f"{row.parameters:,}", f"{row.similarity_parameters:,}")
-    return (name, row.kind, row.similarity, *numbers, "yes" if row.folds else "no")
 
 
 def summary(model: keras.Model) -> ModelSummary:
