@@ -36,18 +36,14 @@ def copied(model: Any) -> Any:
         try:
             keras.saving.save_model(model, path)
             copy = keras.saving.load_model(path, known, compile=False, safe_mode=False)
+            sizes = [(len(_parts(each)), len(each.variables)) for each in (model, copy)]
+            if sizes[0] != sizes[1]:  # As if layers held layers of others.
+                raise ValueError(f"{sizes[1]} layers and variables, not {sizes[0]}")
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ValueError(
                 "`model` must be one that Keras can save and load. Received: model "
                 f"{model.name!r}, with {_unsaved(model)}"
             ) from error
-        sizes = [(len(_parts(each)), len(each.variables)) for each in (model, copy)]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                "`model` must be one that Keras can save and load. Received: model "
-                f"{model.name!r}, whose loaded copy has {sizes[1]} layers and variables, "
-                f"not {sizes[0]}, as if layers held layers of others"
-            )
         new_inside = [new for part, new in _paired_parts(model, copy) if part in inside]
     for part, new in zip(inside, new_inside, strict=True):
         part.turn_alike(new)
@@ -136,4 +132,4 @@ def _unsaved(model: Any) -> str:
             keras.saving.deserialize_keras_object(config, safe_mode=False)
         except (TypeError, ValueError, NotImplementedError):
             return f"layer {part.name!r} of type {type(part).__name__!r}"
-    return "weights that its configuration does not make"
+    return "layers or weights that its configuration does not make"

@@ -16,7 +16,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32, outside_traces, wide_dtype
-from nsl_keras.configs import named
+from nsl_keras.configs import from_arguments, named
 
 
 class Similarity(abc.ABC):
@@ -26,17 +26,15 @@ class Similarity(abc.ABC):
 
     Args:
         initializer: Initializer of a static `M`, called with its shape `(T, T)`. Each
-            structure takes its parameters from that matrix: the diagonal, the Cholesky
-            factor, ...
-        regularizer: Regularizer of the matrix `M` itself. Keras's regularizers pull it
-            toward zero, `nsl_keras.regularizers.TowardsIdentity` toward the identity. For
-            a predicted `M` the penalty is the mean over all predictions, so the regularizer
-            must return the sum over the matrices `(n, T, T)`, as these do.
+            structure takes its parameters from that matrix.
+        regularizer: Regularizer of the matrix `M` itself, toward zero or, with
+            `nsl_keras.regularizers.TowardsIdentity`, toward the identity. For a predicted
+            `M` the penalty is the mean over all predictions, so the regularizer must return
+            the sum over the matrices `(n, T, T)`, as these do.
         constraint: Constraint on the parameters of a static `M`.
         shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
-            an int, the number of consecutive input channels that share one `M`. All
-            matrices start at the same value. Only for static layers, because a predictor
-            would predict every `M` at every position.
+            an int, the number of consecutive input channels that share one `M`. Only for
+            static layers.
         learn_shape: bool, whether to learn which taps the kernel keeps: `D M` takes the
             place of `M`, with a Boolean diagonal `D`, the layer's `learned_shape`. Not for
             recurrent layers.
@@ -50,16 +48,12 @@ class Similarity(abc.ABC):
     * `matrix(parameters, size)` returns `M` of shape `(..., size, size)` from parameters
       with any axes in front.
 
-    A dynamic layer adds the output of its predictor to the parameters of the identity,
-    unless the predictor has `residual=False`.
     Override `equivalent_kernel`, `apply_to_windows` and `apply_to_rows`, which follow from
     `matrix`, if there is a faster way. To save models, register the class with
     `keras.saving.register_keras_serializable`; a class with arguments of its own adds them
-    in `get_config`, as Keras's layers do.
-
-    `static_only` marks structures that cannot be predicted. `shared_by_channels` is false
-    if `M` is not one block for all channels. Then `size` counts the taps of every channel,
-    channel after channel, and the similarity must be static.
+    in `get_config`, as Keras's layers do. `static_only` marks structures that cannot be
+    predicted. `shared_by_channels` is false if `M` is not one block for all channels. Then
+    `size` counts the taps of every channel, and the similarity must be static.
 
     Example:
 
@@ -157,18 +151,15 @@ class Similarity(abc.ABC):
             "shape_threshold": self.shape_threshold,
         }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Similarity:
-        """Returns a similarity with the arguments in a config."""
-        return cls(**config)
+    from_config = classmethod(from_arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class Diagonal(Similarity):
     """Diagonal neural similarity (DNS): `M = diag(m)`, one weight per tap.
 
-    The similarity is a spatial mask on the kernel, with `T` parameters for `T` taps.
-    Dynamic layers use `M(x) = I + diag(P(x))` with the predictor's output `P(x)`.
+    It is a mask on the kernel's `T` taps. Dynamic layers use `M(x) = I + diag(P(x))` with
+    the predictor's output `P(x)`.
 
     Args:
         **kwargs: Arguments of `Similarity`.
@@ -218,8 +209,7 @@ class Diagonal(Similarity):
 class Unconstrained(Similarity):
     """Unconstrained neural similarity (UNS): `M` is any `T x T` matrix.
 
-    Dynamic layers use `M(x) = I + P(x)` with the predictor's output `P(x)`, as the authors'
-    code does; the paper's Appendix A uses `P(x)` alone, as with `residual=False`.
+    Dynamic layers use `M(x) = I + P(x)` with the predictor's output `P(x)`.
 
     Args:
         **kwargs: Arguments of `Similarity`.
@@ -239,6 +229,15 @@ class Unconstrained(Similarity):
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:
         return parameters
+
+
+def _lower_triangle(entries: Tensor, size: int, diagonal: int) -> Tensor:
+    """Returns matrices with these entries, row by row, on and below a diagonal."""
+    # All other places read the zero that is appended.
+    places = np.full((size, size), entries.shape[-1], "int32")
+    places[np.tril_indices(size, diagonal)] = np.arange(entries.shape[-1])
+    zero = ops.zeros((*ops.shape(entries)[:-1], 1), dtype=entries.dtype)
+    return ops.take(ops.concatenate([entries, zero], axis=-1), places, axis=-1)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -301,12 +300,9 @@ class PositiveSemidefinite(Similarity):
         eigenvalues, vectors = np.linalg.eigh(values)
         rounding = 1e-5 * max(float(np.max(np.abs(values))), 1e-30)
         asymmetry = np.max(np.abs(values - values.T))
-        if asymmetry > rounding or np.min(eigenvalues) < -rounding:
-            raise ValueError(
-                "`initializer` must give a symmetric, positive semidefinite "
-                "matrix for the similarity 'positive_semidefinite'. Received: a matrix "
-                f"with eigenvalues down to {np.min(eigenvalues):.3g}"
-            )
+        fits = asymmetry <= rounding and np.min(eigenvalues) >= -rounding
+        demand = "one that gives a symmetric, positive semidefinite matrix"
+        validation.require(fits, "initializer", demand, self.initializer)
         # This covers singular matrices: `root^T root = M`, and its QR factor is `L^T`.
         root = np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * vectors.T
         factor = np.transpose(np.linalg.qr(root, mode="r"))
@@ -314,12 +310,7 @@ class PositiveSemidefinite(Similarity):
         return factor[np.tril_indices(len(values))]
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:
-        entries = parameters.shape[-1]
-        # Above the diagonal every entry reads the zero that is appended.
-        places = np.full((size, size), entries, "int32")
-        places[np.tril_indices(size)] = np.arange(entries)
-        padded = ops.concatenate([parameters, ops.zeros_like(parameters[..., :1])], axis=-1)
-        factor = ops.take(padded, places, axis=-1)
+        factor = _lower_triangle(parameters, size, 0)
         return ops.matmul(factor, ops.swapaxes(factor, -1, -2))
 
 
@@ -330,10 +321,9 @@ class Orthogonal(Similarity):
         M = (I + A) (I - A)^-1,    A^T = -A
 
     The parameters are the `T (T - 1) / 2` entries of the skew-symmetric `A` below its
-    diagonal, row by row; zeros give the identity. `M` rotates the input, so filters keep
-    their norms and, among filters of one `M`, their angles. A Cayley transform reaches
-    every rotation without the eigenvalue -1. `M` is computed in float32 or wider. Dynamic
-    layers predict `A`.
+    diagonal, row by row. `M` rotates the input, so filters keep their norms and, among
+    filters of one `M`, their angles. A Cayley transform reaches every rotation without the
+    eigenvalue -1. Dynamic layers predict `A`.
 
     Args:
         **kwargs: Arguments of `Similarity`.
@@ -353,32 +343,23 @@ class Orthogonal(Similarity):
 
     Reference:
         Orthogonal Finetuning (Qiu et al., NeurIPS 2023), Sections 3.2 and 3.3, is the
-        static layer with blocks of features, and a frozen kernel. Neural Similarity
-        Learning (Liu et al., NeurIPS 2019) has no orthogonal `M`.
+        static layer with blocks of features, and a frozen kernel.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
         wide = matrix.astype("float64")
         identity = np.eye(len(wide))
         is_orthogonal = np.allclose(wide.T @ wide, identity, atol=1e-4)
-        if not is_orthogonal or np.min(np.abs(np.linalg.eigvals(wide) + 1)) < 1e-3:
-            raise ValueError(
-                "`initializer` must give an orthogonal matrix without the eigenvalue -1 "
-                f"for the similarity 'orthogonal'. Received: {self.initializer!r}"
-            )
+        fits = is_orthogonal and np.min(np.abs(np.linalg.eigvals(wide) + 1)) >= 1e-3
+        demand = "one that gives an orthogonal matrix without the eigenvalue -1"
+        validation.require(fits, "initializer", demand, self.initializer)
         skew = (wide - identity) @ np.linalg.inv(wide + identity)
         return skew[np.tril_indices(len(wide), -1)]
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:
-        entries = at_least_float32(parameters)
-        # Entry i of the parameters stands at its place below the diagonal; all other
-        # places read the zero that is appended.
-        places = np.full((size, size), entries.shape[-1], "int32")
-        places[np.tril_indices(size, -1)] = np.arange(entries.shape[-1])
-        zero = ops.zeros((*ops.shape(entries)[:-1], 1), dtype=entries.dtype)
-        lower = ops.take(ops.concatenate([entries, zero], axis=-1), places, axis=-1)
+        lower = _lower_triangle(at_least_float32(parameters), size, -1)
         skew = lower - ops.swapaxes(lower, -1, -2)
-        identity = ops.eye(size, dtype=entries.dtype)
+        identity = ops.eye(size, dtype=skew.dtype)
         # (I + A) and (I - A)^-1 commute.
         matrix = ops.solve(identity - skew, identity + skew)
         return ops.cast(matrix, parameters.dtype)

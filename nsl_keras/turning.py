@@ -14,7 +14,7 @@ import keras
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
-from nsl_keras.backend.built_layers import remove_attribute, set_autocast, unlocked
+from nsl_keras.backend.built_layers import remove_attribute, unlocked
 from nsl_keras.copying import copied
 
 
@@ -65,7 +65,7 @@ class Foldable(keras.layers.Layer):
         return copy
 
     def leave_kin(self) -> None:
-        """Makes the layer a plain one, with the values that its variables have."""
+        """Makes the layer a plain one, whose variables keep their values."""
         for name in self.own_attributes:
             remove_attribute(self, name)
         self.__class__ = self.plain
@@ -75,5 +75,4 @@ class Foldable(keras.layers.Layer):
         values = self.folded_variables()
         self.leave_kin()
         for variable, value in values:
-            set_autocast(variable, True)
             variable.assign(value)

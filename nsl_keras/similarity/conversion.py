@@ -18,6 +18,7 @@ from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.convolution import (
+    ConvolutionSimilarity,
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
     NeuralSimilarityConv3D,
@@ -31,9 +32,9 @@ from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
 
 Layer: TypeAlias = keras.layers.Layer
 
-#: The kin of each Keras layer. Only layers of exactly these types are converted, because
-#: derived classes may compute something else.
-KIN: dict[type[Layer], Any] = {
+#: The layer with a similarity for each Keras layer. Only layers of exactly these types are
+#: converted, because derived classes may compute something else.
+WITH_SIMILARITY: dict[type[Layer], Any] = {
     kind.plain: kind
     for kind in (
         NeuralSimilarityConv1D,
@@ -60,13 +61,10 @@ def add_similarity(
     """Returns a model, not compiled, whose layers have a neural similarity.
 
     The new model has the weights of `model` and, before training, its outputs: every `M`
-    starts at the identity. Graph, names, dtype policies, regularizers and shared layers
-    stay as they are.
-
-    `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D`, `SeparableConv2D`
-    (its depthwise kernel), `Dense` and `EinsumDense` can be converted at any depth: in
-    nested models, and in layers that hold layers, such as `keras.layers.MultiHeadAttention`
-    or the blocks of a transformer. Derived classes and all other layers stay as they are.
+    starts at the identity. `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`,
+    `DepthwiseConv2D`, `SeparableConv2D` (its depthwise kernel), `Dense` and `EinsumDense`
+    can be converted at any depth: in nested models, and in layers that hold layers, such as
+    `keras.layers.MultiHeadAttention`. All else stays as it is, derived classes too.
 
     Args:
         model: A built model that Keras can save, or with `inplace` any built model; of a
@@ -85,9 +83,8 @@ def add_similarity(
         block_size: int or `None`, for layers that read features: `Dense`, `EinsumDense` and
             1x1 convolutions. See `nsl_keras.layers.NeuralSimilarityDense`; `None` is one
             block of all features, at most 1,024 unless the similarity is diagonal.
-        freeze_backbone: `True` trains only the new similarities and predictors. All other
-            layers are frozen, including the classifier, and batch norms run in inference
-            mode. (A `MetaNeighborhoodModel` still trains its head and dictionary.)
+        freeze_backbone: `True` trains only the new similarities and predictors (and head
+            and dictionary of a `MetaNeighborhoodModel`); batch norms run in inference mode.
             `"features"` also trains the classifier, the last layer with trainable weights.
             `False` freezes nothing. `nsl_keras.convert.unfreeze` unfreezes all of a model.
         inplace: bool, whether to change `model` itself and return it, as Keras's
@@ -134,7 +131,7 @@ def add_similarity(
     found = [*nesting.sublayers(root)]
     chosen = _chosen(root, found, similarity, predictor, layers, block_size)
     sizes = [_block_size(each, predictor, block_size) for each in chosen]
-    fits = block_size is None or any(sizes)
+    fits = block_size is None or any(each is not None for each in sizes)
     demand = "None: no chosen layer is dense, or a convolution of kernel size 1"
     validation.require(fits, "block_size", demand, block_size)
     saved = graphs.layers(root, graphs.saves_layers)
@@ -152,26 +149,24 @@ def add_similarity(
     with variable_scope(root), contextlib.ExitStack() as undone:
         for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
             is_free = not freeze_backbone or layer in free
-            trains = {"kernel_trainable": layer.trainable and is_free}
             flags = [(each, each.trainable) for each in (layer, *layer.variables)]
             undone.callback(nesting.set_flags, flags)
-            KIN[type(layer)].turn(layer, is_inside, similarity, predictor, **trains, **size)
-            undone.callback(layer.turn_back_unfolded)
+            WITH_SIMILARITY[type(layer)].turn(
+                layer, is_inside, layer.trainable and is_free, similarity, predictor, size
+            )
+            undone.callback(layer.leave_kin)
         undone.pop_all()  # No layer failed.
     _warn_of_changes(chosen)
-    kept = [*chosen, *free]
-    new = {*kept, *(each for layer in kept for each in nesting.sublayers(layer))}
-    for layer in found:
-        if layer in chosen:
-            layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-        elif freeze_backbone and new.isdisjoint([layer, *nesting.sublayers(layer)]):
-            layer.trainable = False
-    if freeze_backbone:  # Holders of chosen layers may have weights of their own.
-        spared = {id(each) for layer in new for each in layer.variables}
-        for variable in root.variables:
-            if id(variable) not in spared:
-                variable.trainable = False
-    nesting.unfreeze_holders(root, kept)
+    parts = [part for each in free for part in (each, *nesting.sublayers(each))]
+    kept = [*parts, *(variable for each in free for variable in each.variables)]
+    flags = [(each, each.trainable) for each in kept]
+    if freeze_backbone:
+        for part in (root, *found):
+            part.trainable = False
+    for layer in chosen:
+        layer.trainable = True  # If it was frozen, only its kernel stays frozen.
+    nesting.set_flags(flags)
+    nesting.unfreeze_holders(root, [*chosen, *free])
     nesting.forget_functions(model)
     return model
 
@@ -190,12 +185,10 @@ def _chosen(
     suited = [
         layer
         for layer in found
-        if type(layer) in KIN
+        if type(layer) in WITH_SIMILARITY
         and id(layer) not in inside
         and _suits(layer, similarity, predictor)
     ]
-    names = {name for layer in suited for name in (layer.name, layer.path)}
-    is_known = True
     if layers is None:
         chosen = [each for each in suited if _taps(each) > 1 and block_size is None]
         chosen = chosen or _inner_dense(model, suited)
@@ -204,28 +197,17 @@ def _chosen(
     elif callable(layers):
         chosen = [each for each in suited if layers(each)]
     else:
-        is_known = names.issuperset(layers)
-        chosen = [each for each in suited if not {each.name, each.path}.isdisjoint(layers)]
-    if not chosen or not is_known:
-        kinds = dict.fromkeys(
-            type(each).__name__
-            for each in found
-            if not isinstance(each, (keras.layers.InputLayer, keras.Model))
-        )
+        names = {name for each in suited for name in (each.name, each.path)}
+        known = {*layers} if names.issuperset(layers) else {}
+        chosen = [each for each in suited if each.name in known or each.path in known]
+    if not chosen:
         paths = sorted(layer.path for layer in suited)
         raise ValueError(
             "`layers` must choose one or more layers of the types "
-            f"{', '.join(each.__name__ for each in KIN)} that the similarity "
+            f"{', '.join(each.__name__ for each in WITH_SIMILARITY)} that the similarity "
             f"suits: {', '.join(map(repr, paths)) or 'there are none'}. Received: "
-            f"layers={layers!r}, and model {model.name!r} of {', '.join(kinds)}"
+            f"layers={layers!r}, and model {model.name!r}"
         )
-    for layer in chosen:
-        if layer.quantization_mode not in (None, *KIN[type(layer)].quantized):
-            raise ValueError(
-                "`layers` must choose layers without quantization, or Dense and "
-                f"EinsumDense layers in int8. Received: layer {layer.path!r} of type "
-                f"{type(layer).__name__!r} with dtype={layer.dtype_policy}"
-            )
     return chosen
 
 
@@ -251,14 +233,14 @@ def _inner_dense(model: Any, suited: list[Any]) -> list[Any]:
     return [each for each in dense if each is not last]
 
 
-def _block_size(layer: Any, predictor: Any, block_size: int | None) -> dict[str, Any]:
-    """Returns the argument `block_size` of a layer that reads features."""
+def _block_size(layer: Any, predictor: Any, block_size: int | None) -> int | None:
+    """Returns the argument `block_size` of a layer, `None` unless it reads features."""
     if not hasattr(layer, "kernel_size"):
-        return {"block_size": block_size}
-    takes = "block_size" in KIN[type(layer)].own and predictor is None
-    if not takes or _taps(layer) > 1:
-        return {}
-    return {"block_size": layer.kernel.shape[-2] if block_size is None else block_size}
+        return block_size
+    takes = issubclass(WITH_SIMILARITY[type(layer)], ConvolutionSimilarity)
+    if not takes or predictor is not None or _taps(layer) > 1:
+        return None
+    return layer.kernel.shape[-2] if block_size is None else block_size
 
 
 def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
@@ -22,19 +21,11 @@ from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 class ConvolutionSimilarity(NeuralSimilarity):
     """Private mixin: a convolution; if it has one tap, `M` may multiply its features."""
 
-    own = ("kernel_trainable", "block_size")
-
-    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
-        block_size = own.get("block_size")
-        fits = block_size is None or (predictor is None and {*self.kernel_size} == {1})
-        demand = "None, unless the kernel size is 1 and `predictor` is None"
-        validation.require(fits, "block_size", demand, block_size)
-        super().set_similarity(similarity, predictor, **own)
-
     @property
     def feature_axes(self) -> tuple[int, ...] | None:
         """The axis of the channels that a filter reads, with a `block_size`."""
-        return None if self.block_size is None else (self.rank,)
+        has_features = self.predictor is None and {*self.kernel_size} == {1}
+        return (self.rank,) if has_features and self.block_size is not None else None
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -52,31 +43,23 @@ class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
 
     *Dynamic* (with a predictor): at `p`, a small network that sees the input around `p`
     predicts how the parameters of `M(x)` differ from the identity's; if `M` is not
-    diagonal, each block of 2x2 positions shares one prediction (`downsampling` of the
-    predictor). The layer cannot be folded, and costs more than a convolution.
+    diagonal, each block of 2x2 positions shares one prediction. The layer cannot be folded,
+    and costs more than a convolution.
 
     Args:
         Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"orthogonal"`, `"sparse"`, `"full"`,
-            or a `nsl_keras.similarities.Similarity`, whose arguments set initializer,
-            regularizer and constraint of `M`, what shares one `M`, and whether the
-            kernel's shape is learned too.
+            or a `nsl_keras.similarities.Similarity`, which has more options.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
-            `nsl_keras.predictors.SimilarityPredictor` for other widths, batch norms or
-            blocks of positions; a `SharedSimilarityPredictor`; or a layer that maps the
-            input to the parameters of `M`, at every output position or one set per example.
-            Requires `groups=1`.
+            `nsl_keras.predictors.SimilarityPredictor` or `SharedSimilarityPredictor`; or a
+            layer that maps the input to the parameters of `M`, at every output position or
+            one set per example. Requires `groups=1`.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
             Toggling `trainable` does not change it.
-        block_size: int or `None`. With a kernel size of 1 there is one tap, and nothing to
-            compare. A `block_size` makes `M` act on the channels instead, in blocks, as in
-            `NeuralSimilarityDense`. It must divide the channels that a filter reads. Only
-            for static layers.
-
-    Call arguments:
-        inputs: Tensor of rank 4.
-        training: bool, passed to the predictor for its batch norms.
+        block_size: int or `None`. In a static layer with a kernel size of 1 it makes `M`
+            act on the channels, in blocks, as in `NeuralSimilarityDense`. It must divide
+            the channels that a filter reads.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
@@ -113,9 +96,8 @@ class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
-        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3). `W^T M x` is the order of
-        the paper and of the authors' code. As in that code, but not in the paper's
-        Appendix A, the unconstrained dynamic similarity adds the identity, unless
+        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3). As in the authors' code,
+        but not in Appendix A, the dynamic similarity adds the identity, unless
         `residual=False`.
     """
 
@@ -150,8 +132,7 @@ class NeuralSimilarityConv1D(ConvolutionSimilarity, keras.layers.Conv1D):
 class NeuralSimilarityConv3D(ConvolutionSimilarity, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
-    This layer, an addition to the paper, is `NeuralSimilarityConv2D` for volumes. A 3x3x3
-    kernel has 27 taps, so a dynamic unconstrained `M` has 729 entries at every position.
+    This layer, an addition to the paper, is `NeuralSimilarityConv2D` for volumes.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv3D` and `NeuralSimilarityConv2D`.
@@ -171,7 +152,7 @@ class NeuralSimilarityConv3D(ConvolutionSimilarity, keras.layers.Conv3D):
 class DepthwiseForm(DynamicForm):
     """A dynamic `M(x)` of a depthwise convolution."""
 
-    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+    def apply_kernel(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         *_, channels, multiplier = kernel.shape
         weighted = [
             tap
@@ -193,8 +174,8 @@ class DepthwiseForm(DynamicForm):
 class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
-    Every input channel is convolved by itself, and all channels share one `M`. For taps
-    `t, u`, input channels `c` and the `m`-th filter of a channel, at output position `p`,
+    All channels share one `M`. For taps `t, u`, input channels `c` and the `m`-th filter of
+    a channel, at output position `p`,
 
         y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
 
@@ -217,8 +198,8 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     'DepthwiseConv2D'
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Eq. (2): one block for all
-        channels, which also suits depthwise convolutions. The paper treats only full ones.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Eq. (2). The paper treats
+        only full convolutions.
     """
 
     plain = keras.layers.DepthwiseConv2D
@@ -231,9 +212,8 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
 class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableConv2D):
     """2D separable convolution whose depthwise part has a bilinear similarity.
 
-    A depthwise convolution with one `M` for all channels, as in
-    `NeuralSimilarityDepthwiseConv2D`, then a 1x1 convolution, which has no `M`: with one
-    tap there is nothing to compare. With the pointwise kernel `P`, at output position `p`,
+    A depthwise convolution with one `M`, as in `NeuralSimilarityDepthwiseConv2D`, then a
+    1x1 convolution, which has none. With the pointwise kernel `P`, at output position `p`,
 
         y[p, o] = sum_c sum_m P[(c, m), o] sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[o]
 
@@ -271,8 +251,8 @@ class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableCo
         """The depthwise kernel, which has the `M`."""
         return self.depthwise_kernel
 
-    def product(self, inputs: Tensor) -> Tensor:
-        outputs = super().product(inputs)
+    def apply_kernel(self, inputs: Tensor) -> Tensor:
+        outputs = super().apply_kernel(inputs)
         pointwise = ops.cast(self.pointwise_kernel, outputs.dtype)
         return ops.conv(outputs, pointwise, data_format=self.data_format)
 

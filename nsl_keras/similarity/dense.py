@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import keras
@@ -27,18 +26,10 @@ class VectorForm(DynamicForm):
     ) -> Tensor:
         """Returns `M v` for vectors `v`, with `M` predicted from `seen` (default `v`)."""
         parameters = self.predicted(vectors if seen is None else seen, mask=mask)
-        return self.apply(parameters, vectors)
-
-    def predicted(
-        self, inputs: Tensor, penalized: bool = True, mask: Tensor | None = None
-    ) -> Tensor:
-        """Returns the parameters of `M(x)`; batch norms leave out masked vectors."""
-        options = {}
-        if mask is not None and "mask" in inspect.signature(self.network.call).parameters:
-            options["mask"] = ops.reshape(mask, (-1,))
-        prediction = self.network(ops.reshape(inputs, (-1, inputs.shape[-1])), **options)
-        leading = ops.shape(inputs)[:-1]
-        return self.parameters_of(prediction, leading, inputs.dtype, penalized)
+        shape = ops.shape(vectors)
+        rows = ops.reshape(vectors, (*shape[:-1], self.channels, self.taps))
+        products = self.similarity.apply_to_rows(parameters, rows)  # NSL Eq. (3)
+        return ops.reshape(products, shape)
 
 
 class FeatureSimilarity(NeuralSimilarity):
@@ -47,7 +38,6 @@ class FeatureSimilarity(NeuralSimilarity):
     A static `M` multiplies a kernel of floats, or the input of an int8 kernel.
     """
 
-    own = ("kernel_trainable", "block_size")
     quantized = ("int8",)
 
     @property
@@ -58,9 +48,7 @@ class FeatureSimilarity(NeuralSimilarity):
     def quantized_call(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         axes = [axis % len(inputs.shape) for axis in self.input_axes]
         order = [axis for axis in range(len(inputs.shape)) if axis not in axes] + axes
-        moved = ops.transpose(inputs, order)
-        vectors = ops.reshape(moved, (-1, self.bilinear_form.features))
-        products = ops.reshape(self.bilinear_form.product(vectors), ops.shape(moved))
+        products = self.bilinear_form.multiply(ops.transpose(inputs, order))
         inputs = ops.transpose(products, np.argsort(order).tolist())
         return super().quantized_call(inputs, *args, **kwargs)
 
@@ -123,8 +111,7 @@ class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 1 ("NSL can easily
         be applied to fully connected networks and recurrent networks") and Section 3.1,
-        Eqs. (1) and (2), with features in place of taps; kernel shape, Section 3.5. The
-        authors released no code for it.
+        Eqs. (1) and (2), with features in place of taps; kernel shape, Section 3.5.
     """
 
     plain = keras.layers.Dense
@@ -135,9 +122,9 @@ class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
         """The axis of the features."""
         return (0,)
 
-    def product(self, inputs: Tensor) -> Tensor:
+    def apply_kernel(self, inputs: Tensor) -> Tensor:
         if self.predictor is None:
-            return super().product(inputs)
+            return super().apply_kernel(inputs)
         kernel = self.bilinear_form.with_shape(ops.convert_to_tensor(self.kernel))
         return self.plain_product(
             self.bilinear_form(inputs), ops.cast(kernel, inputs.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ class DynamicForm(BilinearForm):
     def __init__(self, similarity: Any, predictor: Any, **kwargs: Any) -> None:
         super().__init__(similarity, **kwargs)
         self.predictor = predictor
+        #: Whether the predictions are differences from the identity.
+        self.residual = True
         if isinstance(predictor, keras.layers.Layer):
             predictors.forms_of.setdefault(predictor, weakref.WeakSet()).add(self)
         start = similarity.initializer
@@ -87,6 +90,7 @@ class DynamicForm(BilinearForm):
         self.block = 1
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         if isinstance(self.predictor, recipes):
+            self.residual = self.predictor.residual
             self.network = self.predictor.network(context)
             received = tuple(self.network.compute_output_shape(input_shape))
             if len(received) > 2:
@@ -96,11 +100,9 @@ class DynamicForm(BilinearForm):
             inputs = keras.KerasTensor(input_shape, self.compute_dtype)
             received = tuple(self.network(inputs).shape)
         axis = -1 if len(received) == 2 else self.channel_axis
-        if received[axis] != context.outputs:
-            raise ValueError(
-                f"`predictor` must return the {context.outputs} parameters of `M` on axis "
-                f"{axis}. Received: an output of shape {received}"
-            )
+        fits = received[axis] == context.outputs
+        demand = f"{context.outputs}, the number of parameters of `M`, on axis {axis}"
+        validation.require(fits, "predictor.output_shape", demand, received)
         self.build_shape()
 
     def geometry_of_network(self) -> Any:
@@ -121,36 +123,39 @@ class DynamicForm(BilinearForm):
             # float32.
             size = math.prod(ops.shape(inputs)[1:]) * self.taps
             shared, entries = [at_least_float32(kernel)], [parameters, inputs]
-            outputs = map_chunks(self.product, shared, entries, size)
+            outputs = map_chunks(self.apply_kernel, shared, entries, size)
         else:
-            outputs = self.product(kernel, parameters, inputs)
+            outputs = self.apply_kernel(kernel, parameters, inputs)
         return ops.moveaxis(outputs, -1, self.channel_axis)
 
-    def predicted(self, inputs: Tensor, penalized: bool = True) -> Tensor:
-        """Returns the parameters of `M(x)` per block of positions, channels last.
-
-        With one `M` per example every size of the positions is 1.
-        """
-        prediction = self.network(inputs)  # NSL Eq. (3): M(x)
-        if len(prediction.shape) > 2:
-            prediction = ops.moveaxis(prediction, self.channel_axis, -1)
-            positions = ops.shape(prediction)[1:-1]
-        else:
-            positions = [1] * len(self.kernel_size)
-        shape = (ops.shape(prediction)[0], *positions)
-        return self.parameters_of(prediction, shape, inputs.dtype, penalized)
-
-    def parameters_of(
-        self, prediction: Tensor, leading: Sequence[Any], dtype: Any, penalized: bool
+    def predicted(
+        self, inputs: Tensor, penalized: bool = True, mask: Tensor | None = None
     ) -> Tensor:
-        """Returns the parameters of `M(x)`, with these axes in front.
+        """Returns the parameters of `M(x)` per vector or block of positions.
 
-        If `penalized`, adds the mean penalty on the predicted `M` to the losses.
+        They are on the last axes. With one `M` per example every size of the positions is
+        1. Batch norms leave out masked vectors. If `penalized`, adds the mean penalty on
+        the predicted `M` to the losses.
         """
+        if self.on_vectors:
+            options = {}
+            names = {} if mask is None else inspect.signature(self.network.call).parameters
+            if "mask" in names:
+                options["mask"] = ops.reshape(mask, (-1,))
+            rows = ops.reshape(inputs, (-1, inputs.shape[-1]))
+            prediction = self.network(rows, **options)
+            leading = ops.shape(inputs)[:-1]
+        else:
+            prediction = self.network(inputs)  # NSL Eq. (3): M(x)
+            positions: Any = [1] * len(self.kernel_size)
+            if len(prediction.shape) > 2:
+                prediction = ops.moveaxis(prediction, self.channel_axis, -1)
+                positions = ops.shape(prediction)[1:-1]
+            leading = (ops.shape(prediction)[0], *positions)
         wide = wide_dtype(prediction.dtype)
         parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
         parameters = ops.cast(parameters, wide)
-        if getattr(self.predictor, "residual", True):
+        if self.residual:
             parameters = parameters + ops.cast(self.identity, wide)
         if penalized and self.similarity.regularizer is not None:
             each = ops.reshape(parameters, (-1, *self.identity.shape))
@@ -158,31 +163,28 @@ class DynamicForm(BilinearForm):
             matrices = self.similarity.matrix(each, self.taps)
             penalty = self.similarity.regularizer(matrices)
             self.add_loss(penalty / ops.cast(count, wide))
-        return ops.cast(parameters, dtype)
+        return ops.cast(parameters, inputs.dtype)
 
     def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
         """Returns parameters for every position, of those for every block of positions."""
         if self.block == 1:
             return parameters
-        axes = range(1, len(positions) + 1)
-        for axis, size in zip(axes, positions, strict=True):
-            predicted = ops.shape(parameters)[axis]
-            if isinstance(predicted, int) and isinstance(size, int):
-                blocks = -(-size // self.block)
+        for axis, size in enumerate(positions, start=1):
+            shape = list(ops.shape(parameters))
+            known = isinstance(shape[axis], int) and isinstance(size, int)
+            if known:
+                blocks, predicted = -(-size // self.block), shape[axis]
                 demand = f"one for each block of `downsampling`: {blocks} along {size}"
                 validation.require(predicted == blocks, "predictions", demand, predicted)
-        shape = list(ops.shape(parameters))
-        for axis in axes:
             shape[axis] *= self.block
             # Not `ops.repeat`, which is slower on a CPU.
             each = ops.expand_dims(parameters, axis + 1)
             parameters = ops.reshape(ops.concatenate([each] * self.block, axis + 1), shape)
-        repeated = shape[1 : len(positions) + 1]
-        shape[1 : len(positions) + 1] = positions
-        known = all(isinstance(each, int) for each in (*repeated, *positions))
-        if known and repeated == [*positions]:
-            return parameters  # A slice of everything would cost a copy in the gradient.
-        return ops.slice(parameters, (0,) * len(shape), shape)
+            # A slice of everything would cost a copy in the gradient.
+            if not known or shape[axis] != size:
+                shape[axis] = size
+                parameters = ops.slice(parameters, (0,) * len(shape), shape)
+        return parameters
 
     def weighted(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
         """Returns `M(x) x` at every output position.
@@ -194,7 +196,7 @@ class DynamicForm(BilinearForm):
         parameters = self.at_positions(parameters, ops.shape(patches[0])[1:-1])
         return self.similarity.apply_to_windows(parameters, patches)
 
-    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+    def apply_kernel(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`.
 
         The parameters are those of `M(x)`; the channels of the inputs are last.

@@ -44,14 +44,10 @@ def contracted_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
     """Einsum layer with a learned bilinear similarity of the contracted features.
 
-    The features are the axes that the equation sums over, flattened in the order in which
-    the input has them: `d` in `"btd,ndh->btnh"`, `n` and `h` in `"btnh,nhd->btd"`. With a
-    kernel `W` of `n` such features in rows, the layer computes what `NeuralSimilarityDense`
-    does,
-
-        y = W^T M x + b,    M = diag(M_s, ..., M_s)
-
-    With default initializers it equals `keras.layers.EinsumDense`, into which it folds.
+    The layer computes `y = W^T M x + b` as `NeuralSimilarityDense` does. The features are
+    the axes that the equation sums over, flattened in the order in which the input has
+    them: `d` in `"btd,ndh->btnh"`, `n` and `h` in `"btnh,nhd->btd"`. With default
+    initializers it equals `keras.layers.EinsumDense`, into which it folds.
 
     Args:
         **kwargs: Arguments of `keras.layers.EinsumDense` and `NeuralSimilarityDense`. A
@@ -79,10 +75,10 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
 
     plain = keras.layers.EinsumDense
 
-    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+    def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
         demand = "None in an EinsumDense layer"
         validation.require(predictor is None, "predictor", demand, predictor)
-        super().set_similarity(similarity, predictor, **own)
+        super().set_similarity(similarity, predictor, block_size)
         contracted_axes(self.equation)  # Raises for an equation that does not fit.
 
     @property

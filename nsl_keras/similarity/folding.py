@@ -17,14 +17,13 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     """Returns a plain Keras model that computes the same as a model with similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `M^T D W` (`D` is the learned shape). Recurrent cells and layers
-    become Keras's own, `nsl_keras.layers.BatchNormalization` becomes Keras's, and
-    `nsl_keras.layers.CosineDense` becomes a Sequential of a normalization to unit length
-    and a `keras.layers.Dense`. So does the nearest centroid that `few_shot` adapted with
-    cosines. The support sets of other metric learners, and the `few_shot.ClassLogits` of
-    what `adapt` returned, stay: the file of such a model needs this package. Graph, names
-    and `trainable` flags stay, so to train further, unfreeze what `add_similarity` froze.
-    The model costs as much as the plain network.
+    the equivalent kernel `M^T D W` (`D` is the learned shape).
+    `nsl_keras.layers.BatchNormalization` becomes Keras's, and
+    `nsl_keras.layers.CosineDense`, as the nearest centroid that `few_shot` adapted with
+    cosines, a Sequential of a normalization to unit length and a `keras.layers.Dense`. The
+    support sets of other metric learners, and the `few_shot.ClassLogits` of what `adapt`
+    returned, stay: the file of such a model needs this package. Graph, names and
+    `trainable` flags stay, so to train further, unfreeze what `add_similarity` froze.
 
     Args:
         model: A built model that Keras can save, or with `inplace` any built model. In a
@@ -39,8 +38,8 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
         sets above; for a `MetaNeighborhoodModel`, a new one with such a backbone.
 
     Raises:
-        ValueError: If `model` is not built, or if layers of this package
-            cannot be folded, such as dynamic similarities; the message names them.
+        ValueError: If `model` is not built, or if layers of this package cannot be folded,
+            such as dynamic similarities; the message names them.
 
     Example:
 
@@ -65,24 +64,17 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
         if not is_foldable(layer)
         or (_is_replaced(layer) and (root is not model or inplace))
     ]
-    if unfoldable:
-        raise ValueError(
-            "`model` must have a plain Keras equivalent: of this package's layers, only "
-            "static similarities of floats, `BatchNormalization` and `CosineDense` (not in "
-            "a backbone, and not with `inplace=True`) have one. "
-            f"Received: {', '.join(unfoldable)}"
-        )
+    demand = (
+        "one with a plain Keras equivalent: of this package's layers, only static "
+        "similarities of floats, `BatchNormalization` and `CosineDense` (not in a "
+        "backbone, and not with `inplace=True`) have one"
+    )
+    validation.require(not unfoldable, "model", demand, ", ".join(unfoldable))
     folded: Any = model if inplace else copied(model)
     root = graphs.root_of(folded)
     new = {id(each): each.fold() for each in graphs.layers(root) if _is_replaced(each)}
-    replaced = {
-        id(part)
-        for layer in graphs.layers(root)
-        if id(layer) in new
-        for part in (layer, *sublayers(layer))
-    }
     for part in [*sublayers(root)]:
-        if isinstance(part, Foldable) and id(part) not in replaced:
+        if isinstance(part, Foldable):
             part.turn_back()
     forget_functions(folded)
     return graphs.replayed(folded, new) if new else folded
@@ -109,7 +101,9 @@ def _obstacle(layer: keras.layers.Layer) -> str:
     """Returns what keeps a similarity in a layer from folding, or an empty string."""
     kin = [part for part in (layer, *sublayers(layer)) if isinstance(part, Foldable)]
     quantized = any(getattr(part, "quantization_mode", None) for part in kin)
-    return "dynamic " if is_dynamic(layer) else "quantized " if quantized else ""
+    if any(form.predictor is not None for form in similarities_of(layer)):
+        return "dynamic "
+    return "quantized " if quantized else ""
 
 
 def _is_replaced(layer: keras.layers.Layer) -> bool:
@@ -121,8 +115,3 @@ def _is_replaced(layer: keras.layers.Layer) -> bool:
 def is_ours(layer: keras.layers.Layer) -> bool:
     """Whether a layer's class is, or derives from, a class of this package."""
     return any(base.__module__.startswith("nsl_keras.") for base in type(layer).__mro__)
-
-
-def is_dynamic(layer: keras.layers.Layer) -> bool:
-    """Whether a similarity in a layer is predicted."""
-    return any(part.predictor is not None for part in similarities_of(layer))

@@ -32,6 +32,7 @@ class BilinearForm(keras.layers.Layer):
         shape_parameters: The weight of the learned shape; `None` without one.
         kernel_size: The number of taps along each axis.
         taps: The number `T` of taps.
+        size: The size of a static `M`.
         channels: The number of channels that a filter reads; on vectors, of blocks.
         features: The length of the vectors, for kernels of dense and recurrent layers.
     """
@@ -81,18 +82,6 @@ class BilinearForm(keras.layers.Layer):
             return ops.tile(mask, self.channels)[:, None] * kernel  # NSL Eq. (4)
         return ops.reshape(mask, (*self.kernel_size, 1, 1)) * kernel  # NSL Eq. (4)
 
-    def apply(self, parameters: Tensor, vectors: Tensor) -> Tensor:
-        """Returns `M v` for vectors `(..., features)`, in their dtype.
-
-        Predicted parameters have the same axes in front.
-        """
-        shape = ops.shape(vectors)
-        # A static `M` sees one batch of blocks.
-        blocks = (-1,) if self.predictor is None else (*shape[:-1], self.channels)
-        rows = ops.reshape(ops.cast(vectors, parameters.dtype), (*blocks, self.taps))
-        product = self.similarity.apply_to_rows(parameters, rows)  # NSL Eq. (3)
-        return ops.cast(ops.reshape(product, shape), vectors.dtype)
-
     @property
     def learned_shape(self) -> Tensor:
         """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps."""
@@ -103,11 +92,16 @@ class BilinearForm(keras.layers.Layer):
         kept = ops.convert_to_tensor(self.shape_parameters) > threshold
         return ops.cast(kept, self.variable_dtype)
 
+    @property
+    def similarity_matrix(self) -> Tensor:
+        """The static `M`; several matrices are stacked on the first axis."""
+        self.require("static", "similarity_matrix")
+        parameters = ops.convert_to_tensor(self.similarity_parameters)
+        return self.similarity.matrix(parameters, self.size)
+
     def require(self, wanted: str, what: str) -> None:
         """Raises unless `M` is static, or dynamic, as wanted, and built."""
-        if (self.predictor is None) != (wanted == "static"):
-            raise ValueError(
-                f"`{what}` needs a {wanted} similarity. "
-                f"Received: predictor={self.predictor!r}"
-            )
+        fits = (self.predictor is None) == (wanted == "static")
+        demand = f"{'None' if wanted == 'static' else 'given'} for `{what}`"
+        validation.require(fits, "predictor", demand, self.predictor)
         validation.built(self, what)

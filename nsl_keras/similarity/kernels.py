@@ -73,12 +73,12 @@ class FloatKernel(keras.layers.Layer):
 
     def require_plain_kernel(self) -> None:
         """Raises if the kernel is quantized in a way that the layer cannot compute with."""
-        if self.quantization_mode not in (None, *self.quantized):
-            allowed = ", ".join(["float", *self.quantized])
-            raise ValueError(
-                f"`dtype` of a {type(self).__name__} must be one of: {allowed}. "
-                f"Received: layer {self.name!r} with dtype={self.dtype_policy}"
-            )
+        fits = self.quantization_mode in (None, *self.quantized)
+        kinds = ", ".join(["float", *self.quantized])
+        demand = f"one of {kinds} in a {type(self).__name__}"
+        validation.require(
+            fits, "dtype", demand, f"{self.dtype_policy.name} of {self.name}"
+        )
 
     def call(self, inputs: Tensor) -> Tensor:
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
@@ -93,7 +93,7 @@ class FloatKernel(keras.layers.Layer):
             demand = "no smaller than the kernel: the output size would be zero or negative"
             validation.require(fits, "inputs", demand, shape)
         # Integers too, in dense layers: Keras leaves them as they are.
-        outputs = self.product(ops.cast(inputs, self.compute_dtype))
+        outputs = self.apply_kernel(ops.cast(inputs, self.compute_dtype))
         if self.bias is not None:
             # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
             # the bias along the width where that equals the number of filters (Keras 3.15).
@@ -101,7 +101,7 @@ class FloatKernel(keras.layers.Layer):
             outputs = outputs + ops.reshape(bias, self.filters_shape)
         return outputs if self.activation is None else self.activation(outputs)
 
-    def product(self, inputs: Tensor) -> Tensor:
+    def apply_kernel(self, inputs: Tensor) -> Tensor:
         """Returns the outputs before bias and activation."""
         raise NotImplementedError
 
@@ -113,14 +113,8 @@ class FloatKernel(keras.layers.Layer):
             axis = 2 if self.channel_axis == 1 else 1
             zeros[axis][0] = (self.kernel_size[0] - 1) * self.dilation_rate[0]
             inputs, padding = ops.pad(inputs, zeros), "valid"
-        return self.operation(
-            inputs,
-            kernel,
-            strides=self.strides,
-            padding=padding,
-            data_format=self.data_format,
-            dilation_rate=self.dilation_rate,
-        )
+        options = (self.strides, padding, self.data_format, self.dilation_rate)
+        return self.operation(inputs, kernel, *options)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Raises the error that makes `Model.quantize` skip the layer."""
@@ -160,9 +154,7 @@ def windows(
         phases = {
             (*place, number): phase
             for place, tensor in phases.items()
-            for number, phase in enumerate(
-                [tensor] if stride == 1 else _phases(tensor, axis, stride, extent)
-            )
+            for number, phase in enumerate(_phases(tensor, axis, stride, extent))
         }
     shifted = []
     for tap in itertools.product(*(range(k) for k in kernel_size)):
@@ -179,6 +171,8 @@ def windows(
 
 def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:
     """Returns the first `extent` pixels along an axis, dealt out to `stride` tensors."""
+    if stride == 1:
+        return [tensor]
     shape = list(ops.shape(tensor))
     shape[axis] = extent
     cropped = ops.slice(tensor, (0,) * len(shape), shape)

@@ -32,31 +32,34 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
     """Private mixin, in front of a Keras layer: a layer with a static or dynamic `M`.
 
     The plain layer refuses the weights that this layer saves: it would ignore those of `M`
-    and load the rest.
+    and load the rest. The layer holds its `M`, static or dynamic, as `bilinear_form`.
     """
-
-    #: Whether a layer that does not save this one as its part contains it.
-    is_inside = False
 
     #: The form of a predicted `M(x)`.
     dynamic_form: type[DynamicForm] = DynamicForm
-    #: Further arguments of `set_similarity`.
-    own: tuple[str, ...] = ()
+    # Read-only: the form holds them.
+    similarity = property(attrgetter("bilinear_form.similarity"))
+    predictor = property(attrgetter("bilinear_form.predictor"))
+    block_size = property(attrgetter("bilinear_form.block_size"))
 
     def __init__(
-        self, *args: Any, similarity: Any = "diagonal", predictor: Any = None, **kwargs: Any
+        self,
+        *args: Any,
+        similarity: Any = "diagonal",
+        predictor: Any = None,
+        block_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        own = {name: kwargs.pop(name) for name in self.own if name in kwargs}
         super().__init__(*args, **kwargs)
-        self.set_similarity(similarity, predictor, **own)
+        self.set_similarity(similarity, predictor, block_size)
 
-    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+    def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
         """Gives a plain layer an `M`, which `build_similarity` builds."""
         raise NotImplementedError
 
-    def form(self, name: str, similarity: Any, predictor: Any, **own: Any) -> BilinearForm:
+    def form(self, similarity: Any, predictor: Any, block_size: Any, name: str) -> Any:
         """Returns an `M` for a kernel: a static one, or with a predictor a dynamic one."""
-        options = {"dtype": self.dtype_policy, "name": name, **own}
+        options = {"block_size": block_size, "dtype": self.dtype_policy, "name": name}
         if predictor is None:
             return StaticForm(similarity, **options)
         return self.dynamic_form(similarity, predictor, **options)
@@ -69,19 +72,6 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         """Builds the `M` of a plain layer that is built."""
         raise NotImplementedError
 
-    def leave_kin(self) -> None:
-        self.__dict__.pop("is_inside", None)
-        super().leave_kin()
-
-    def save_assets(self, _: str) -> None:
-        """Raises if a `.keras` file, which Keras is writing, would lose `M`."""
-        if self.is_inside:
-            raise ValueError(
-                f"`{self.path}` has a similarity inside a layer whose config does not "
-                "contain it, so a file of the whole model would lose `M`. Call "
-                "`convert.fold` and save the folded model, or call `convert.save_task`."
-            )
-
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
         store[_MARK] = np.ones(1)  # Keras counts the entries.
@@ -90,34 +80,52 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         own = set(store.keys()) - {_MARK}
         super().load_own_variables({key: store[key] for key in own})
 
+    def get_config(self) -> dict[str, Any]:
+        serialize = keras.saving.serialize_keras_object
+        predictor: Any = serialize(self.predictor)
+        if isinstance(self.predictor, keras.layers.Layer):
+            # Keras's own key for objects that several configs share. Keras sets it only
+            # from the second config on where the object stands inside a layer (3.15), and
+            # then a loaded model would have two of them.
+            live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
+            forms = predictors.forms_of[self.predictor]
+            live.layers = len(forms) // len(similarities_of(self))
+        return {
+            **super().get_config(),
+            "similarity": serialize(self.similarity),
+            "predictor": predictor,
+            "block_size": self.block_size,
+        }
+
 
 class NeuralSimilarity(WithSimilarity, FloatKernel):
-    """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
-
-    The layer holds its `M`, static or dynamic, as `bilinear_form`.
-    """
+    """Private mixin, in front of a Keras layer with one kernel: `W^T M x`."""
 
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
-    own: tuple[str, ...] = ("kernel_trainable",)
-    own_attributes = ("bilinear_form", "_kernel_trainable")
-    # Read-only: the form holds them.
-    similarity = property(attrgetter("bilinear_form.similarity"))
-    predictor = property(attrgetter("bilinear_form.predictor"))
-    block_size = property(attrgetter("bilinear_form.block_size"))
+    own_attributes = ("bilinear_form", "_kernel_trainable", "is_inside")
+
+    def __init__(self, *args: Any, kernel_trainable: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.kernel_trainable = kernel_trainable
 
     @property
     def feature_axes(self) -> tuple[int, ...] | None:
         """The axes of the kernel whose features `M` multiplies; `None` if it has taps."""
         return None
 
-    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
-        trainable = own.pop("kernel_trainable", True)
-        self._kernel_trainable = validation.boolean(trainable, "kernel_trainable")
+    def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         fits, groups = predictor is None, getattr(self, "groups", 1)
         validation.require(fits or groups == 1, "groups", "1 with a predictor", groups)
-        self.bilinear_form: Any = self.form("bilinear_form", similarity, predictor, **own)
+        of_form = similarity, predictor, block_size
+        self.bilinear_form: Any = self.form(*of_form, "bilinear_form")
+        fits = block_size is None or self.feature_axes is not None
+        demand = "None, unless the layer is dense or a static convolution of kernel size 1"
+        validation.require(fits, "block_size", demand, block_size)
+        self._kernel_trainable = True
+        #: Whether a layer that does not save this one as its part contains it.
+        self.is_inside = False
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the `M` of a plain layer that is built."""
@@ -139,28 +147,23 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             self._set_flags_of_kernel()
 
     @classmethod
-    def turn(cls, layer: Any, is_inside: bool, *args: Any, **own: Any) -> None:
+    def turn(cls, layer: Any, is_inside: bool, kernel_trainable: bool, *args: Any) -> None:
         """Turns a built plain layer, in place, into one of this class.
 
         The other arguments are those of `set_similarity`.
         """
         with turned(layer, cls) as input_shape:
+            layer.set_similarity(*args)
             layer.is_inside = is_inside
-            layer.set_similarity(*args, **own)
             layer.build_similarity(input_shape)
+            layer.kernel_trainable = kernel_trainable
             # `M^T W` is computed in the dtype of the variables.
             set_autocast(layer.kernel_variable, False)
 
-    def turn_back_unfolded(self) -> None:
-        """Takes back `turn`: the kernel keeps its values, whatever `M` is."""
-        kernel = self.kernel_variable
-        self.leave_kin()
-        set_autocast(kernel, True)
-
     def turn_alike(self, layer: Any) -> None:
         """Turns a plain layer into a copy of this one, whose kernel it has already."""
-        own = {name: getattr(self, name) for name in self.own}
-        self.turn(layer, self.is_inside, self.similarity, self.predictor, **own)
+        of_similarity = self.similarity, self.predictor, self.block_size
+        self.turn(layer, self.is_inside, self.kernel_trainable, *of_similarity)
         forms = self.bilinear_form, layer.bilinear_form
         for variable, new in zip(*(each.variables for each in forms), strict=True):
             new.assign(variable)
@@ -180,24 +183,12 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
                 for name, value in own.items():
                     setattr(self, name, value)
 
-    def product(self, inputs: Tensor) -> Tensor:
+    def apply_kernel(self, inputs: Tensor) -> Tensor:
         """Returns `W^T M x`."""
-        kernel = ops.convert_to_tensor(self.kernel)
         if self.predictor is None:
-            kernel = self._equivalent(kernel)
-            return self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
-        return self.bilinear_form(inputs, kernel)
-
-    def _equivalent(self, kernel: Tensor) -> Tensor:
-        """Returns `M^T D W`, in the shape of a kernel `W`."""
-        axes = self.feature_axes
-        if axes is None:
-            return self.bilinear_form(kernel)
-        order = [*axes, *(axis for axis in range(len(kernel.shape)) if axis not in axes)]
-        moved = ops.transpose(kernel, order)
-        features = math.prod(kernel.shape[axis] for axis in axes)
-        rows = self.bilinear_form(ops.reshape(moved, (features, -1)))
-        return ops.transpose(ops.reshape(rows, moved.shape), np.argsort(order).tolist())
+            kernel = ops.cast(self.equivalent_kernel, inputs.dtype)
+            return self.plain_product(inputs, kernel)
+        return self.bilinear_form(inputs, ops.convert_to_tensor(self.kernel))
 
     @property
     def geometry(self) -> Any:
@@ -239,7 +230,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
         """
-        self.bilinear_form.require("static", "similarity_matrix")
         return self.bilinear_form.similarity_matrix
 
     @property
@@ -259,7 +249,13 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             ValueError: If the layer is dynamic, or not built yet.
         """
         self.bilinear_form.require("static", "equivalent_kernel")
-        return self._equivalent(ops.convert_to_tensor(self.kernel))
+        kernel, axes = ops.convert_to_tensor(self.kernel), self.feature_axes
+        if axes is None:
+            return self.bilinear_form(kernel)
+        order = [*axes, *(axis for axis in range(len(kernel.shape)) if axis not in axes)]
+        moved = ops.transpose(kernel, order)
+        rows = self.bilinear_form(ops.reshape(moved, (self.bilinear_form.features, -1)))
+        return ops.transpose(ops.reshape(rows, moved.shape), np.argsort(order).tolist())
 
     @property
     def kernel_variable(self) -> keras.Variable:
@@ -267,24 +263,29 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         found = (each for each in self.variables if each.name == self.kernel_name)
         return next(found)  # Own variables come before those of sublayers.
 
-    def require_foldable(self) -> None:
-        """Raises unless `M` is static and the kernel has floats."""
+    def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.bilinear_form.require("static", "fold")
         is_float = self.quantization_mode is None
         demand = "float, not quantized, to be folded"
         validation.require(is_float, "kernel", demand, self.quantization_mode)
-
-    def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
-        self.require_foldable()
         folded = [(self.kernel_variable, self.equivalent_kernel)]
         if getattr(self, "lora_enabled", False):  # The folded kernel contains it.
             folded.append((self.lora_kernel_b, ops.zeros(self.lora_kernel_b.shape)))
         return folded
 
-    def turn_back(self) -> None:
-        self.require_foldable()  # Before anything changes.
-        self.kernel_trainable = True
-        super().turn_back()
+    def leave_kin(self) -> None:
+        kernel, self.kernel_trainable = self.kernel_variable, True
+        super().leave_kin()
+        set_autocast(kernel, True)
+
+    def save_assets(self, _: str) -> None:
+        """Raises if a `.keras` file, which Keras is writing, would lose `M`."""
+        if self.is_inside:
+            raise ValueError(
+                f"`{self.path}` has a similarity inside a layer whose config does not "
+                "contain it, so a file of the whole model would lose `M`. Call "
+                "`convert.fold` and save the folded model, or call `convert.save_task`."
+            )
 
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:
@@ -316,24 +317,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             self.kernel_variable.trainable = False
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "similarity": keras.saving.serialize_keras_object(self.similarity),
-            "predictor": serialized(self.predictor),
-            **{name: getattr(self, name) for name in self.own},
-        }
-
-
-def serialized(predictor: Any) -> Any:
-    """Returns the config of a predictor, which several layers may share."""
-    config = keras.saving.serialize_keras_object(predictor)
-    if isinstance(predictor, keras.layers.Layer):
-        # Keras's own key for objects that several configs share. Keras sets it only from
-        # the second config on where the object stands inside a layer (3.15), and then a
-        # loaded model would have two of them.
-        live = config["shared_object_id"] = predictors.LiveId(id(predictor))
-        live.layers = len(predictors.forms_of[predictor])
-    return config
+        return {**super().get_config(), "kernel_trainable": self.kernel_trainable}
 
 
 def similarities_of(layer: keras.layers.Layer) -> list[BilinearForm]:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 
-from nsl_keras import validation
+from nsl_keras import configs, validation
 from nsl_keras.similarity import sphere
 from nsl_keras.similarity.kernels import FloatDense, FloatEinsumDense
 from nsl_keras.training.normalization import BatchNormalization
@@ -118,28 +118,28 @@ KINDS: dict[str, tuple[str | None, str | None, bool, bool]] = {
 class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
-    The network consists of two convolutions, or of two dense layers if the layer is not a
-    convolution. It reads the layer's input `x`. For every output position, or block of
-    positions, it returns the difference between the parameters of `M(x)` and of the
-    identity. If `M` is diagonal, its layers are by `kind`:
+    The network has two convolutions, or two dense layers for vectors. It reads the layer's
+    input `x` and returns, for every output position or block of positions, the difference
+    between the parameters of `M(x)` and of the identity. If `M` is diagonal, its layers are
+    by `kind`:
 
         "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
         "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
         "cnn":          Conv(H) -> BN -> ReLU -> Conv(T) -> BN
 
-    For all other similarities (`T^2` outputs if unconstrained) there is no batch norm,
-    except one after the output of `"cnn"` and two in `"full_sphere"`. Only `"full_sphere"`
-    with `batch_normalization=False` and `start="published"` keeps its predictions within
-    [-1, 1], as the paper's Section 3.3.1 describes them.
+    For all other similarities there is no batch norm, except one after the output of
+    `"cnn"` and two in `"full_sphere"`. Only `"full_sphere"` with
+    `batch_normalization=False` and `start="published"` keeps its predictions within
+    [-1, 1], as in Section 3.3.1 of the paper.
 
     The first layer has the convolution's kernel size, strides, padding and dilation; the
-    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers,
-    where a full convolution would cost many times the layer, a 1x1 bottleneck of 8 filters
-    comes first, and the second layer has the convolution's geometry, except with
-    `start="published"` or `output_kernel_size`.
+    second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers a
+    1x1 bottleneck of 8 filters comes first, and the second layer has the convolution's
+    geometry, except with `start="published"` or `output_kernel_size`.
 
     A recipe has no weights: you can pass it to many layers, and each layer makes its own
-    network, `layer.bilinear_form.network`.
+    network, `layer.bilinear_form.network`. Its kernels have the regularizer of the layer's
+    kernel.
 
     Args:
         kind: `"sphere"`, `"full_sphere"`, `"cnn"`, or a function of the recipe and the
@@ -149,36 +149,31 @@ class SimilarityPredictor:
             `downsampling=recipe.block_side(context)`. To save models with the function,
             register it with `keras.saving.register_keras_serializable`.
         width: int or `None`, the width of the hidden layer. `None` is half the width of
-            the layer, at least 8, and at most the authors' 64 for the diagonal similarity
-            or 128 for all others; with `start="published"` it is the authors' width.
+            the layer, from 8 to the authors' 64 (diagonal) or 128 (all others); with
+            `start="published"` it is the authors' width.
         output_kernel_size: int, tuple, or `None` for the kernel size of the convolution.
         downsampling: int or `None`, the side of the blocks of positions that share one
             `M`. With 2, the network has twice the strides, and each block of 2x2 positions
-            of an image uses one prediction. Blocks begin at the first position; blocks at
-            the end may be smaller. Must be 1 for vectors and, unless the predictor is
-            shared, in dilated convolutions. `None` is 1 in these cases, for a diagonal `M`,
-            a function as `kind` and `start="published"`; otherwise it is 2.
+            uses one prediction. Must be 1 for vectors and, unless the predictor is shared,
+            in dilated convolutions. `None` is 1 in these cases, for a diagonal `M`, a
+            function as `kind` and `start="published"`; otherwise it is 2.
         pooled: bool, whether to predict one `M` per example, the mean of all predictions.
-        batch_normalization: `None` for batch norms where the authors have them (see
-            above; none in recurrent cells and shared predictors, which do not fit one set
-            of moving statistics); `True` for both, `False` for none; or a dictionary of
-            arguments of `nsl_keras.layers.BatchNormalization`, for the default batch norms.
-            The default momentum is 0.9, because an average over many steps lags behind
-            weights that change fast.
+        batch_normalization: `None` for the batch norms above (none in recurrent cells and
+            shared predictors, which do not fit one set of moving statistics); `True` for
+            both, `False` for none; or a dictionary of arguments of
+            `nsl_keras.layers.BatchNormalization`, for the default batch norms. The default
+            momentum is 0.9, because weights that change fast need young averages.
         residual: bool. With `True`, as in the authors' code, the network returns the
             difference from the parameters of the identity. With `False`, as in the paper's
-            Appendix A, it returns the parameters themselves. Then, with `start="identity"`,
-            the shift of the last batch norm, or a bias after the last layer, starts at the
-            identity; with `"published"`, `M` starts near zero.
+            Appendix A, it returns the parameters themselves, which start at the identity,
+            or with `start="published"` near zero.
         start: With `"identity"`, `M` is the identity until the first training step, so the
-            layer equals the plain layer. The scale of the last batch norm starts at zero;
-            without batch norm the last kernel does or, if it compares by angle, one factor
-            per output. With `"published"`, as in the authors' code, the scale starts at one
-            and the last kernel at He's normal times 0.001, so `M` starts near the identity.
-            The hidden layer has the authors' width, and batch norms have the fixed momentum
-            0.999, so their moving statistics need thousands of steps.
-
-    The kernels of the network have the regularizer of the layer's kernel.
+            layer equals the plain layer: the scale of the last batch norm, the last kernel
+            or, if it compares by angle, one factor per output starts at zero. With
+            `"published"`, as in the authors' code, the scale starts at one and the last
+            kernel at He's normal times 0.001, so `M` starts near the identity; the hidden
+            layer has the authors' width, and batch norms have the fixed momentum 0.999, so
+            their moving statistics need thousands of steps.
 
     Raises:
         ValueError: At construction, for arguments outside the ranges above. When the layer
@@ -197,9 +192,8 @@ class SimilarityPredictor:
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1 and
-        Appendix A. The paper mentions no batch norm; the batch norms above and the plain
-        second convolution of `"sphere"` follow the authors' code. Predictors of vectors are
-        an addition of this package.
+        Appendix A. Batch norms and the plain second convolution of `"sphere"` follow the
+        authors' code; predictors of vectors are an addition.
     """
 
     kind: str | Callable[[SimilarityPredictor, LayerContext], Layers] = "sphere"
@@ -364,11 +358,7 @@ class SimilarityPredictor:
         """Returns the constructor's arguments."""
         return {**vars(self), "kind": keras.saving.serialize_keras_object(self.kind)}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SimilarityPredictor:
-        """Returns a recipe with the arguments in a config."""
-        deserialize = keras.saving.deserialize_keras_object
-        return cls(**{name: deserialize(each) for name, each in config.items()})
+    from_config = classmethod(configs.from_arguments)
 
 
 def _constant(values: np.ndarray | None) -> Any:
@@ -428,16 +418,11 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     >>> nsl_keras.predictors.get("cnn").kind
     'cnn'
     """
-    found = identifier
     if isinstance(identifier, dict):
         layers = getattr(identifier.get("shared_object_id"), "layers", 1)
         demand = "the predictor of one layer, unless the model is copied by save and load"
         validation.require(layers == 1, "predictor", demand, f"one of {layers} layers")
-        found = keras.saving.deserialize_keras_object(identifier)
-    elif isinstance(identifier, str) and identifier in KINDS:
-        found = SimilarityPredictor(identifier)
-    fits = isinstance(found, (SimilarityPredictor, keras.layers.Layer, type(None)))
-    names = ", ".join(map(repr, KINDS))
-    demand = f"one of {names}, a `SimilarityPredictor`, a layer or None"
-    validation.require(fits, "predictor", demand, identifier)
-    return found
+    kinds = {name: partial(SimilarityPredictor, name) for name in KINDS}
+    allowed = (SimilarityPredictor, keras.layers.Layer, type(None))
+    others = "a `SimilarityPredictor`, a layer or None"
+    return configs.named(identifier, "predictor", kinds, allowed, others)

@@ -18,7 +18,7 @@ from nsl_keras import nesting, similarities, validation
 from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dense import VectorForm
-from nsl_keras.similarity.neural_similarity import WithSimilarity, serialized
+from nsl_keras.similarity.neural_similarity import WithSimilarity
 from nsl_keras.turning import Foldable
 
 
@@ -26,33 +26,33 @@ class SimilarityCell(WithSimilarity):
     """Private mixin: gives `M_x x` and `M_h h` to the Keras cell behind it."""
 
     dynamic_form = VectorForm
-    own = ("block_size",)
-    # Read-only: the form of each kernel holds them.
-    similarity = property(attrgetter("input_form.similarity"))
-    predictor = property(attrgetter("input_form.predictor"))
-    block_size = property(attrgetter("input_form.block_size"))
     own_attributes = ("input_form", "state_form")
+    # Both forms have the same arguments.
+    bilinear_form = property(attrgetter("input_form"))
 
-    def set_similarity(self, similarity: Any, predictor: Any, **own: Any) -> None:
+    def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-        in_cell, shared_by = "in a recurrent cell", similarity.shared_by
-        demand = f"'layer' {in_cell}"
-        validation.require(shared_by == "layer", "shared_by", demand, shared_by)
-        learned = similarity.learn_shape
-        validation.require(not learned, "learn_shape", f"False {in_cell}", learned)
         # A cell runs in a loop, which no loss of a step can leave.
-        fits = predictor is None or similarity.regularizer is None
-        demand = f"None {in_cell} with a predictor"
-        validation.require(fits, "regularizer", demand, similarity.regularizer)
+        is_plain = predictor is None or similarity.regularizer is None
+        fits = is_plain and similarity.shared_by == "layer" and not similarity.learn_shape
+        demand = (
+            "without `shared_by`, `learn_shape` and, if predicted, `regularizer` in a "
+            "recurrent cell"
+        )
+        given = similarity.shared_by, similarity.learn_shape, similarity.regularizer
+        validation.require(fits, "similarity", demand, given)
         if isinstance(predictor, predictors.SimilarityPredictor):
             # A cell is called once per time step: batch norms would mix the statistics of
             # all steps, and update their moving averages inside a loop.
-            norms, demand = predictor.batch_normalization, f"None or False {in_cell}"
+            norms, demand = (
+                predictor.batch_normalization,
+                "None or False in a recurrent cell",
+            )
             fits = norms in (None, False)
             validation.require(fits, "batch_normalization", demand, norms)
             predictor = predictor.without_batch_norms()
         self.input_form, self.state_form = (
-            self.form(name, similarity, predictor, **own)
+            self.form(similarity, predictor, block_size, name)
             for name in ("similarity", "recurrent_similarity")
         )
 
@@ -84,19 +84,11 @@ class SimilarityCell(WithSimilarity):
             for form, kernel in self.forms_and_kernels()
         ]
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "similarity": keras.saving.serialize_keras_object(self.similarity),
-            "predictor": serialized(self.predictor),
-            "block_size": self.block_size,
-        }
-
 
 def applied(form: Any, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
     """Returns `M v`, with a dynamic `M` predicted from `seen` (default `v`)."""
     if form.predictor is None:
-        return form.apply(ops.convert_to_tensor(form.similarity_parameters), vectors)
+        return form.multiply(vectors)
     return form(vectors, seen)
 
 
@@ -126,18 +118,17 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         h_t = z * h_{t-1} + (1 - z) * c
 
     where `s` is the `recurrent_activation`; with `reset_after=False`, `c` uses
-    `R_c^T M_h (r * h_{t-1})`. `W` and `R` hold the kernels of all gates, which share
-    `M_x` and `M_h`. `M = diag(M_s, ..., M_s)` repeats a block `block_size x block_size`
-    (feature `i = block * block_size + t`); without a block size `M = M_s`.
+    `R_c^T M_h (r * h_{t-1})`. All gates share `M_x` and `M_h`, which consist of equal
+    blocks as in `NeuralSimilarityDense`.
 
     *Static*: `M_x` and `M_h` are weights, and `fold()` returns Keras's cell with the
     kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights to Keras's cell.
 
     *Dynamic*: at every step, a small network that sees `x_t` or `h_{t-1}` predicts how the
     parameters of `M_x(x_t)` or `M_h(h_{t-1})` differ from the identity's. An unconstrained
-    `M` predicted from `n` features without blocks has `batch * n^2` entries per step.
+    `M` of `n` features without blocks has `batch * n^2` entries per step.
 
-    Dropout applies to `M_x x_t` and `M_h h_{t-1}`, the input vectors of the kernels.
+    Dropout applies to `M_x x_t` and `M_h h_{t-1}`.
 
     Args:
         Same as `keras.layers.GRUCell`, plus, explained at `NeuralSimilarityDense`:
@@ -147,12 +138,12 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         block_size: int that divides the input's features and `units`, or `None`.
 
     Call arguments:
-        inputs: Tensor of shape `(batch, features)`.
+        inputs: One time step.
         states: The state `h`, of shape `(batch, units)`, alone or in a list.
         training: bool, whether to apply dropout.
 
     Input shape:
-        `(batch, features)`, one time step.
+        `(batch, features)`.
 
     Output shape:
         `(batch, units)`.
@@ -174,13 +165,9 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     (2, 5, 8)
     >>> tuple(cell.input_form.similarity_matrix.shape)
     (4, 4)
-    >>> dynamic = nsl_keras.layers.NeuralSimilarityGRUCell(8, predictor="sphere")
-    >>> tuple(keras.layers.Bidirectional(keras.layers.RNN(dynamic))(sequences).shape)
-    (2, 16)
 
     Reference:
-        See `NeuralSimilarityDense`; one `M` for all kernels of a layer. The paper says no
-        more about recurrent networks, and the authors released no code for them.
+        See `NeuralSimilarityDense`. The authors released no code for recurrent networks.
     """
 
     plain = keras.layers.GRUCell
@@ -189,15 +176,14 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         nested = isinstance(states, (list, tuple))
         state = states[0] if nested else states
-        drops = training and 0 < self.dropout < 1
-        masks = self.get_dropout_mask(inputs) if drops else None
+        masks = self.get_dropout_mask(inputs) if training and self.dropout < 1 else None
         x = applied(self.input_form, inputs)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))
         if self.use_bias:
             bias = ops.convert_to_tensor(self.bias)
             x = x + (bias[0] if self.reset_after else bias)
         x_update, x_reset, x_candidate = ops.split(x, 3, axis=-1)
-        drops = training and 0 < self.recurrent_dropout < 1
+        drops = training and self.recurrent_dropout < 1
         masks = self.get_recurrent_dropout_mask(state) if drops else None
         kernel = ops.convert_to_tensor(self.recurrent_kernel)
         h = applied(self.state_form, state)
@@ -261,9 +247,8 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         **kwargs: Arguments of `keras.layers.LSTMCell` and `NeuralSimilarityGRUCell`.
 
     Call arguments:
-        inputs: Tensor of shape `(batch, features)`.
+        inputs, training: As in `NeuralSimilarityGRUCell`.
         states: List of the state `h` and the carry `c`, each `(batch, units)`.
-        training: bool, whether to apply dropout.
 
     Example:
 
@@ -287,7 +272,7 @@ class SimilarityRecurrent(nesting.KeepsFrozen, Foldable, keras.layers.RNN):
 
     def __init__(self, units: int, activation: Any = "tanh", **kwargs: Any) -> None:
         of_plain = inspect.signature(self.cell_type.plain.__init__).parameters
-        names = {"similarity", "predictor", *self.cell_type.own, *of_plain}
+        names = {"similarity", "predictor", "block_size", *of_plain}
         of_cell = {name: kwargs.pop(name) for name in names & set(kwargs)}
         both = {name: kwargs[name] for name in ("dtype", "trainable") if name in kwargs}
         cell = self.cell_type(units, activation, **of_cell, **both, name="cell")

@@ -23,11 +23,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
         parameters of M(x) = parameters of I + shared(adaptation(x))
 
-    With 32 adapted filters and hidden layers of the published width, the predictors of
-    CNN-9 have half the parameters of separate predictors. The kernels of the layers must
-    have the same size. What the recipe leaves open, such as the width, is taken from the
-    first layer built. Adaptations have the regularizer of their layer's kernel; the shared
-    kernels have none.
+    The kernels of the layers must have the same size. What the recipe leaves open, such as
+    the width, is taken from the first layer built. Adaptations have the regularizer of
+    their layer's kernel; the shared kernels have none.
 
     A `.keras` file keeps the sharing. An `.h5` file and `to_json`, which describe layers
     one by one, give each layer a separate predictor, and `keras.models.clone_model` raises
@@ -66,9 +64,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.2 and Figure
-        3(b). The paper does not say how wide the adaptation is, and the authors released
-        no code for it; 32 filters of the layer's own kernel size save the "nearly half"
-        that Section 7.1 states.
+        3(b). The paper does not say how wide the adaptation is; 32 filters save the "nearly
+        half" that Section 7.1 states.
     """
 
     def __init__(
@@ -124,12 +121,10 @@ class SharedSimilarityPredictor(keras.layers.Layer):
             self._shared = padding, kernel_size
             self.shared_network = self.predictor.network(adapted)
             nesting.pass_on_frozen(self)
-        if (padding, kernel_size) != self._shared:
-            raise ValueError(
-                "A shared `predictor` must be given to layers with the same kernel size, "
-                f"all causal or none. Received: {self.name!r} for a layer with "
-                f"kernel_size={kernel_size}, padding={padding!r}"
-            )
+        fits = (padding, kernel_size) == self._shared
+        demand = "given to layers with the same kernel size, all causal or none"
+        received = f"{self.name} for kernel_size={kernel_size}, padding={padding!r}"
+        validation.require(fits, "predictor", demand, received)
         alike = str((context.input_shape[1:], geometry))
         adaptation = self._hidden.adaptations.get(alike) if self.share_adaptations else None
         if adaptation is None:

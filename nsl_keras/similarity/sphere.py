@@ -32,12 +32,6 @@ SMALLEST_CURVATURE = 0.05
 COSINE_MARGIN = 1e-6
 
 
-def norm(tensor: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
-    """Returns `sqrt(sum(a^2) + 1e-4)` along `axis`, in float32."""
-    squares = ops.square(at_least_float32(tensor))
-    return ops.sqrt(ops.sum(squares, axis=axis, keepdims=keepdims) + ROOT_OFFSET)
-
-
 def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
     """Returns `g(cos)`; only `"learnable_sigmoid"` has a curvature."""
     cosine = ops.clip(cosine, COSINE_MARGIN - 1, 1 - COSINE_MARGIN)
@@ -70,12 +64,9 @@ class Sphere(FloatKernel):
         super().__init__(*args, use_bias=use_bias, **kwargs)
         self.normalize = validation.one_of(normalize, NORMALIZE, "normalize")
         self.response = validation.one_of(response, RESPONSES, "response")
-        if response != "cosine" and normalize != "both":
-            raise ValueError(
-                "`normalize` must be 'both' if `response` is not 'cosine': an angle "
-                f"needs both norms. Received: normalize={normalize!r}, "
-                f"response={response!r}"
-            )
+        fits = response == "cosine" or normalize == "both"
+        demand = f"'both' with response={response!r}: an angle needs both norms"
+        validation.require(fits, "normalize", demand, normalize)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
@@ -88,11 +79,13 @@ class Sphere(FloatKernel):
                 autocast=False,
             )
 
-    def product(self, inputs: Tensor) -> Tensor:
+    def apply_kernel(self, inputs: Tensor) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
             # SphereNet: cos(W, x); before the product, which half precision might not hold.
-            kernel = kernel / norm(kernel, tuple(range(len(kernel.shape) - 1)))
+            squares = ops.square(at_least_float32(kernel))
+            sums = ops.sum(squares, axis=tuple(range(len(kernel.shape) - 1)))
+            kernel = kernel / ops.sqrt(sums + ROOT_OFFSET)
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
         outputs = at_least_float32(outputs)
         if self.normalize in ("both", "input"):
@@ -108,21 +101,7 @@ class Sphere(FloatKernel):
 
     def inverse_norms(self, inputs: Tensor) -> Tensor:
         """Returns 1 over the norm of the input under the kernel, for each product."""
-        raise NotImplementedError
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "normalize": self.normalize,
-            "response": self.response,
-        }
-
-
-class SphereConvolution(Sphere):
-    """Mixin in front of one of Keras's convolutions."""
-
-    def inverse_norms(self, inputs: Tensor) -> Tensor:
-        axis = self.channel_axis % (self.rank + 2)
+        axis = self.channel_axis % len(inputs.shape)
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
         wide = at_least_float32(inputs)
         squares = wide * wide  # The gradient of `ops.square` takes one more pass.
@@ -142,14 +121,21 @@ class SphereConvolution(Sphere):
             inverse = ops.repeat(inverse, self.filters // self.groups, axis)
         return inverse
 
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "normalize": self.normalize,
+            "response": self.response,
+        }
+
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv1D(SphereConvolution, keras.layers.Conv1D):
+class SphereConv1D(Sphere, keras.layers.Conv1D):
     """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
+class SphereConv2D(Sphere, keras.layers.Conv2D):
     """2D hyperspherical convolution: compares kernel and input patch by their angle.
 
     At output position `p`, with the patch `x_p` under the kernel `W_o` of filter `o`,
@@ -195,7 +181,7 @@ class SphereConv2D(SphereConvolution, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv3D(SphereConvolution, keras.layers.Conv3D):
+class SphereConv3D(Sphere, keras.layers.Conv3D):
     """Private: the 3D twin of `SphereConv2D`, for predictors."""
 
 
@@ -226,8 +212,7 @@ class SphereDense(Sphere, keras.layers.Dense):
         ("hyperspherical fully-connected networks").
     """
 
+    rank, groups = 0, 1  # There is nothing to slide over.
+
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)
-
-    def inverse_norms(self, inputs: Tensor) -> Tensor:
-        return 1 / norm(inputs, axis=-1, keepdims=True)

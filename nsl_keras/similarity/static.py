@@ -75,17 +75,13 @@ class StaticForm(BilinearForm):
             self._blocks = (*of_channels, self.taps, *of_filters)
             self._order = (0, 3, 2, 1, 4)
         self.size = self.taps * (channels // first if full else 1)
-        if (
-            self.on_vectors
-            and self.size > _LARGEST
-            and not isinstance(similarity, Diagonal)
-        ):
-            raise ValueError(
-                "`block_size` must be given, and at most "
-                f"{_LARGEST}, unless the similarity is diagonal: `M` would have "
-                f"{self.size}^2 entries. Received: block_size={self.block_size}, of "
-                f"{self.features} features"
-            )
+        is_small = self.size <= _LARGEST or isinstance(similarity, Diagonal)
+        demand = (
+            f"given, and at most {_LARGEST}, unless the similarity is diagonal: `M` would "
+            f"have {self.size}^2 entries"
+        )
+        fits = is_small or not self.on_vectors
+        validation.require(fits, "block_size", demand, self.block_size)
         leading = () if shared_by == "layer" else (first * second,)
         self._by_matrix = (*leading, self.size, -1, filters // second)
         start = similarity.start(self.size, self.variable_dtype)
@@ -112,24 +108,17 @@ class StaticForm(BilinearForm):
         equivalent = ops.transpose(ops.reshape(equivalent, blocks.shape), back)
         return ops.reshape(equivalent, kernel.shape)
 
-    def product(self, vectors: Tensor) -> Tensor:
-        """Returns `D M x` for the vectors `x` in rows `(n, features)`, in their dtype."""
-        *counts, channels, taps = self._blocks[:3]
-        parameters = ops.convert_to_tensor(self.similarity_parameters)
-        blocks = ops.reshape(
-            ops.cast(vectors, parameters.dtype), (-1, *counts, channels, taps)
-        )
-        rows = ops.reshape(ops.moveaxis(blocks, 1, 0), (*self._by_matrix[:-3], -1, taps))
-        products = self.similarity.apply_to_rows(parameters, rows)
-        products = ops.reshape(products, (*counts, -1, channels, taps))
-        products = ops.reshape(ops.moveaxis(products, 0, 1), (-1, self.features))
-        if self.shape_parameters is not None:
-            products = ops.transpose(self.with_shape(ops.transpose(products)))
-        return ops.cast(products, vectors.dtype)
+    def multiply(self, vectors: Tensor) -> Tensor:
+        """Returns `D M x` for vectors `x`, in their shape and dtype.
 
-    @property
-    def similarity_matrix(self) -> Tensor:
-        """The `M`; several matrices are stacked on the first axis."""
-        self.require("static", "similarity_matrix")
+        The last axes of the vectors are the features. Filters must share `M`.
+        """
         parameters = ops.convert_to_tensor(self.similarity_parameters)
-        return self.similarity.matrix(parameters, self.size)
+        is_one = self.similarity.shared_by == "layer"
+        blocks = (-1, self.taps) if is_one else (-1, *self._blocks[:3])
+        rows = ops.reshape(ops.cast(vectors, parameters.dtype), blocks)
+        products = self.similarity.apply_to_rows(parameters, rows)
+        if self.shape_parameters is not None:
+            products = ops.reshape(products, (-1, self.features))
+            products = ops.transpose(self.with_shape(ops.transpose(products)))
+        return ops.cast(ops.reshape(products, ops.shape(vectors)), vectors.dtype)

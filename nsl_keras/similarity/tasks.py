@@ -20,6 +20,16 @@ from nsl_keras.training import files
 
 #: Arguments of a similarity that do not change what a trained `M` computes.
 _OF_TRAINING = ("initializer", "regularizer", "constraint")
+#: What NumPy raises for files that are cut off, or that something else wrote.
+_BROKEN = (
+    OSError,
+    EOFError,
+    KeyError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -88,15 +98,13 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
             first, *values = (file[f"arr_{number}"] for number in range(len(file.files)))
         header = json.loads(str(first))
         saved, network = header["description"], header["network"]
-        is_whole = len(values) == len(saved["weights"])
+        validation.require(len(values) == len(saved["weights"]), "path", "whole", path)
     except FileNotFoundError:
         raise
-    except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path) from error
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise _unreadable(path) from error
-    if not is_whole:
-        raise _unreadable(path)
+    except _BROKEN as error:
+        raise ValueError(
+            f"`path` must be a whole file that `save_task` wrote. Received: path={path!r}"
+        ) from error
     own = _description(model, trained)
     for part, demand in (
         ("similarities", "have the similarities, with the kinds and block sizes,"),
@@ -108,12 +116,8 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
                     f"`model` must {demand} of the task in {os.fspath(path)!r}. Received: "
                     f"model {model.name!r} with {other}, where the task has {one}"
                 )
-    if network != _checksum(frozen):
-        raise ValueError(
-            "`model` must have the frozen weights of the network that the task in "
-            f"{os.fspath(path)!r} was trained on. Received: model {model.name!r}, whose "
-            "frozen weights are different"
-        )
+    demand = f"one with the frozen weights that the task in {os.fspath(path)!r} builds on"
+    validation.require(network == _checksum(frozen), "model", demand, model.name)
     paths = [each.path for each in trained]
     saved_paths = [row[0] for row in saved["weights"]]
     if len({*paths}) == len(paths) and {*paths} == {*saved_paths}:
@@ -124,12 +128,6 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     # Else names were counted, as "dense_1": the order of the weights decides.
     for variable, value in zip(trained, values, strict=True):
         variable.assign(value)
-
-
-def _unreadable(path: str | os.PathLike[str]) -> ValueError:
-    return ValueError(
-        f"`path` must be a whole file that `save_task` wrote. Received: {os.fspath(path)!r}"
-    )
 
 
 def _trained_and_frozen(model: keras.Model, what: str) -> tuple[list[Any], list[Any]]:

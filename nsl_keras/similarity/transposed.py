@@ -26,7 +26,7 @@ class TransposedForm(DynamicForm):
         del geometry["output_padding"]
         return geometry
 
-    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+    def apply_kernel(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         taps, (filters, channels) = self.taps, kernel.shape[-2:]
         batch, *sizes, _ = ops.shape(inputs)
         kernel = ops.transpose(ops.reshape(kernel, (taps, filters, channels)), (2, 1, 0))
@@ -60,12 +60,8 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     over all `p` and `u` with `q = p * stride + u * dilation - padding`. With default
     initializers the static layer equals `keras.layers.Conv2DTranspose`.
 
-    *Static*: `M` is a weight, and `fold()` returns the plain `Conv2DTranspose` with the
-    kernel `M^T W`.
-
-    *Dynamic*: `M(x)` is predicted at every input position, or per block of positions. The
-    predictor's layers have the kernel size and dilation of the layer, and padding
-    `"same"`.
+    A dynamic `M(x)` is predicted at every input position, or per block of positions, by
+    layers of the kernel size and dilation of the layer, with padding `"same"`.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv2DTranspose` and `NeuralSimilarityConv2D`.

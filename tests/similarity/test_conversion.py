@@ -229,7 +229,7 @@ CHOOSE = r"`layers` must choose one or more layers of the types Conv1D.* suits: 
     [
         (
             lambda plain: add_similarity(stack(keras.layers.Flatten())),
-            rf"{CHOOSE}there are none\. Received: layers=None, .* of Flatten",
+            rf"{CHOOSE}there are none\. Received: layers=None, and model",
         ),
         (error_of(layers="frst"), rf"{CHOOSE}.*depthwise', \S*first', .*layers='frst'"),
         (error_of(layers=["first", "norm"]), rf"{CHOOSE}.*\['first', 'norm'\]"),

@@ -295,7 +295,7 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         ),
         (
             {"predictor": keras.layers.Conv2D(81, 3)},
-            r"`predictor` must return the 9 parameters .*\(2, 7, 9, 81\)",
+            r"`predictor.output_shape` must be 9, the .*\(2, 7, 9, 81\)",
         ),
         (
             {"predictor": BLOCKS, "dilation_rate": 2},
@@ -328,6 +328,6 @@ test_errors_of_layers_and_inputs = refusing(
     (lambda: dense(block_size=5), "`block_size` must be a divisor of the 12 feat.*=5"),
     (
         lambda: dense(predictor=keras.layers.Dense(7)),
-        r"`predictor` must return the 12 parameters .*shape \(None, 7\)",
+        r"`predictor.output_shape` must be 12, the .*shape=\(None, 7\)",
     ),
 )

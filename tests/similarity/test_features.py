@@ -10,6 +10,7 @@ from nsl_keras import convert, similarities
 from nsl_keras.layers import (
     NeuralSimilarityConv2D,
     NeuralSimilarityDense,
+    NeuralSimilarityDepthwiseConv2D,
     NeuralSimilarityEinsumDense,
 )
 
@@ -83,6 +84,8 @@ def test_a_convolution_of_one_tap_reads_features(groups):
     for wrong in ({"kernel_size": 3}, {"kernel_size": 1, "predictor": "cnn"}):
         with pytest.raises(ValueError, match="`block_size` must be None, unless"):
             NeuralSimilarityConv2D(6, block_size=2, **wrong)
+    with pytest.raises(ValueError, match="`block_size` must be None, unless"):
+        NeuralSimilarityDepthwiseConv2D(1, block_size=2)
 
 
 def test_large_matrices_are_refused():
@@ -177,5 +180,5 @@ def test_orthogonal_starts():
         layer = NeuralSimilarityDense(
             2, similarity=similarities.Orthogonal(initializer=wrong), block_size=2
         )
-        with pytest.raises(ValueError, match="`initializer` must give an orthogonal mat"):
+        with pytest.raises(ValueError, match="`initializer` must be one that gives an ort"):
             layer.build((None, 4))

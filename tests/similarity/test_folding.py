@@ -127,7 +127,7 @@ class OwnCell(layers.NeuralSimilarityGRUCell):
 )
 def test_layers_without_a_plain_equivalent(layer, shape, received):
     model = keras.Sequential([keras.Input(shape), layer])
-    expected = rf"`model` must have a plain Keras equi.*: '{layer.name}' \({received}"
+    expected = rf"`model` must be one with a plain .*'{layer.name}' \({received}"
     with pytest.raises(ValueError, match=expected):
         fold(model)
 

@@ -36,7 +36,7 @@ def test_lora_and_quantization(kind):
         built().quantize("int8")
     modes = ["float8"] if kind == "dense" else ["float8", "int8"]
     for mode in modes:
-        with pytest.raises(ValueError, match=rf"`dtype` of a .* must be .*{mode}"):
+        with pytest.raises(ValueError, match=rf"`dtype` must be one of .*{mode}"):
             built(dtype=f"{mode}_from_float32")
 
 

@@ -41,7 +41,7 @@ def test_errors_of_what_needs_a_static_built_layer(what):
 
     with pytest.raises(ValueError, match=rf"`{what}` needs a built layer"):
         use(NeuralSimilarityConv2D(4, 3))
-    message = rf"`{what}` needs a static similarity.*kind='sphere'"
+    message = rf"`predictor` must be None for `{what}`.*kind='sphere'"
     with pytest.raises(ValueError, match=message):
         use(NeuralSimilarityConv2D(4, 3, predictor="sphere"))
 

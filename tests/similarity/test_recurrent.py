@@ -216,24 +216,30 @@ def test_layers_pass_functions_on():
     assert_equal(copied(model)(sequences()), model(sequences()))
 
 
+IN_CELL = "`similarity` must be without .* in a recurrent cell"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (
             {"predictor": "cnn", "similarity": similarities.Diagonal(regularizer="l1")},
-            "`regularizer` must be None in a recurrent cell with a predictor",
+            IN_CELL,
         ),
         (
             {"similarity": similarities.Diagonal(learn_shape=True)},
-            "`learn_shape` must be False in a recurrent cell",
+            IN_CELL,
         ),
         (
             {"similarity": similarities.Diagonal(shared_by=2)},
-            "`shared_by` must be 'layer' in a recurrent cell.*=2",
+            IN_CELL + r".*\(2, False, None\)",
         ),
         ({"block_size": 4}, "`block_size` must be a divisor of the 6 feat.*=4"),
         ({"block_size": 3}, "`block_size` must be a divisor of the 4 feat.*=3"),
-        ({"predictor": keras.layers.Dense(5)}, r"must return the 6 parameters .*None, 5"),
+        (
+            {"predictor": keras.layers.Dense(5)},
+            r"output_shape` must be 6, the number .*None, 5",
+        ),
     ],
 )
 def test_errors(options, message):
@@ -253,7 +259,7 @@ def test_a_custom_predictor_of_both_kernels_stays_one_layer():
 
 
 def test_errors_of_fold_and_of_layers():
-    with pytest.raises(ValueError, match="`fold` needs a static similarity"):
+    with pytest.raises(ValueError, match="`predictor` must be None for `fold`"):
         built("gru", predictor="cnn").fold()
     for each in (made("gru"), layers.NeuralSimilarityGRU(UNITS)):
         with pytest.raises(ValueError, match="`fold` needs a built layer"):

@@ -278,7 +278,7 @@ def test_integer_inputs():
         ({"response": "relu"}, r"`response` must be one of 'cosine', .*response='relu'"),
         (
             {"response": "sigmoid", "normalize": "input"},
-            r"`normalize` must be 'both' .*normalize='input', response='sigmoid'",
+            r"`normalize` must be 'both' with response='sigmoid'.*normalize='input'",
         ),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_task_in_another_copy(tmp_path):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: task(seed=1), "must have the frozen weights of the network"),
+        (lambda: task(seed=1), "must be one with the frozen weights"),
         (
             lambda: task(block_size=4),
             "must have the similarities, with the kinds and block",
