@@ -16,19 +16,8 @@ from keras import ops
 from nsl_keras import graphs, nesting, similarities, validation
 from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
-from nsl_keras.similarity import predictors
-from nsl_keras.similarity.convolution import (
-    ConvolutionSimilarity,
-    NeuralSimilarityConv1D,
-    NeuralSimilarityConv2D,
-    NeuralSimilarityConv3D,
-    NeuralSimilarityDepthwiseConv2D,
-    NeuralSimilaritySeparableConv2D,
-)
-from nsl_keras.similarity.dense import NeuralSimilarityDense
-from nsl_keras.similarity.einsum import NeuralSimilarityEinsumDense, contracted_axes
+from nsl_keras.similarity import convolution, dense, einsum, predictors, transposed
 from nsl_keras.similarity.folding import is_ours
-from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -37,14 +26,14 @@ Layer: TypeAlias = keras.layers.Layer
 WITH_SIMILARITY: dict[type[Layer], Any] = {
     kind.plain: kind
     for kind in (
-        NeuralSimilarityConv1D,
-        NeuralSimilarityConv2D,
-        NeuralSimilarityConv2DTranspose,
-        NeuralSimilarityConv3D,
-        NeuralSimilarityDense,
-        NeuralSimilarityDepthwiseConv2D,
-        NeuralSimilarityEinsumDense,
-        NeuralSimilaritySeparableConv2D,
+        convolution.NeuralSimilarityConv1D,
+        convolution.NeuralSimilarityConv2D,
+        transposed.NeuralSimilarityConv2DTranspose,
+        convolution.NeuralSimilarityConv3D,
+        dense.NeuralSimilarityDense,
+        convolution.NeuralSimilarityDepthwiseConv2D,
+        einsum.NeuralSimilarityEinsumDense,
+        convolution.NeuralSimilaritySeparableConv2D,
     )
 }
 
@@ -227,17 +216,17 @@ def _taps(layer: Any) -> int:
 
 def _inner_dense(model: Any, suited: list[Any]) -> list[Any]:
     """Returns the layers that read features, except the last to have made its weights."""
-    dense = [each for each in suited if not hasattr(each, "kernel_size")]
+    found = [each for each in suited if not hasattr(each, "kernel_size")]
     places = {id(variable): place for place, variable in enumerate(model.variables)}
-    last = max(dense, key=lambda each: places[id(each.variables[0])], default=None)
-    return [each for each in dense if each is not last]
+    last = max(found, key=lambda each: places[id(each.variables[0])], default=None)
+    return [each for each in found if each is not last]
 
 
 def _block_size(layer: Any, predictor: Any, block_size: int | None) -> int | None:
     """Returns the argument `block_size` of a layer, `None` unless it reads features."""
     if not hasattr(layer, "kernel_size"):
         return block_size
-    takes = issubclass(WITH_SIMILARITY[type(layer)], ConvolutionSimilarity)
+    takes = issubclass(WITH_SIMILARITY[type(layer)], convolution.ConvolutionSimilarity)
     if not takes or predictor is not None or _taps(layer) > 1:
         return None
     return layer.kernel.shape[-2] if block_size is None else block_size
@@ -247,7 +236,7 @@ def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> b
     is_einsum = isinstance(layer, keras.layers.EinsumDense)
     if is_einsum:
         try:
-            contracted_axes(layer.equation)
+            einsum.contracted_axes(layer.equation)
         except ValueError:
             return False
     if predictor is not None and (is_einsum or getattr(layer, "groups", 1) > 1):

@@ -22,7 +22,7 @@ class ConvolutionSimilarity(NeuralSimilarity):
     """Private mixin: a convolution; if it has one tap, `M` may multiply its features."""
 
     @property
-    def feature_axes(self) -> tuple[int, ...] | None:
+    def feature_axes(self) -> tuple[int, ...] | None:  # type: ignore[override]
         """The axis of the channels that a filter reads, with a `block_size`."""
         has_features = self.predictor is None and {*self.kernel_size} == {1}
         return (self.rank,) if has_features and self.block_size is not None else None

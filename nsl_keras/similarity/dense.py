@@ -20,9 +20,16 @@ class VectorForm(DynamicForm):
     def call(
         self,
         vectors: Tensor,
-        seen: Tensor | None = None,
+        kernel: Tensor,
         training: bool | None = None,
-        mask: Tensor | None = None,
+        vectors_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Returns `W^T M(x) x`."""
+        kernel = ops.cast(self.with_shape(kernel), vectors.dtype)
+        return ops.matmul(self.multiply(vectors, mask=vectors_mask), kernel)
+
+    def multiply(
+        self, vectors: Tensor, seen: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Returns `M v` for vectors `v`, with `M` predicted from `seen` (default `v`)."""
         parameters = self.predicted(vectors if seen is None else seen, mask=mask)
@@ -39,11 +46,6 @@ class FeatureSimilarity(NeuralSimilarity):
     """
 
     quantized = ("int8",)
-
-    @property
-    def input_axes(self) -> tuple[int, ...]:
-        """The axes of the input whose features `M` multiplies."""
-        return (-1,)
 
     def quantized_call(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         axes = [axis % len(inputs.shape) for axis in self.input_axes]
@@ -116,19 +118,7 @@ class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
 
     plain = keras.layers.Dense
     dynamic_form = VectorForm
-
-    @property
-    def feature_axes(self) -> tuple[int, ...]:
-        """The axis of the features."""
-        return (0,)
-
-    def apply_kernel(self, inputs: Tensor) -> Tensor:
-        if self.predictor is None:
-            return super().apply_kernel(inputs)
-        kernel = self.bilinear_form.with_shape(ops.convert_to_tensor(self.kernel))
-        return self.plain_product(
-            self.bilinear_form(inputs), ops.cast(kernel, inputs.dtype)
-        )
+    feature_axes = (0,)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)

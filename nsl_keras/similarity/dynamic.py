@@ -90,11 +90,12 @@ class DynamicForm(BilinearForm):
         self.block = 1
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         if isinstance(self.predictor, recipes):
-            self.residual = self.predictor.residual
             self.network = self.predictor.network(context)
+            recipe = getattr(self.predictor, "predictor", self.predictor)  # Shared or not.
+            self.residual = recipe.residual
             received = tuple(self.network.compute_output_shape(input_shape))
             if len(received) > 2:
-                self.block = self.predictor.block_side(context)
+                self.block = recipe.block_side(context)
         else:  # The predictor is a custom layer.
             self.network = self.predictor
             inputs = keras.KerasTensor(input_shape, self.compute_dtype)

@@ -82,7 +82,7 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
         contracted_axes(self.equation)  # Raises for an equation that does not fit.
 
     @property
-    def feature_axes(self) -> tuple[int, ...]:
+    def feature_axes(self) -> tuple[int, ...]:  # type: ignore[override]
         """The contracted axes of the kernel."""
         return contracted_axes(self.equation)[0]
 
@@ -90,16 +90,6 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
     def input_axes(self) -> tuple[int, ...]:
         """The contracted axes of the input."""
         return contracted_axes(self.equation)[1]
-
-    @property
-    def filters_shape(self) -> tuple[int, ...]:
-        """The shape of the bias, which broadcasts to the outputs."""
-        return tuple(self.bias.shape)
-
-    def require_channels(self, input_shape: tuple[int | None, ...]) -> None:
-        """Raises if the number of features is unknown."""
-        for axis in self.input_axes:
-            validation.known_axis(input_shape, axis, "contracted axis")
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.einsum(self.equation, inputs, kernel)

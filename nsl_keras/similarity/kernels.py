@@ -53,18 +53,20 @@ class FloatKernel(keras.layers.Layer):
         return 1 if getattr(self, "data_format", None) == "channels_first" else -1
 
     @property
-    def filters_shape(self) -> tuple[int, ...]:
-        """The shape in which one number per filter broadcasts to the outputs."""
-        return (-1, *[1] * self.rank) if self.channel_axis == 1 else (-1,)
+    def input_axes(self) -> tuple[int, ...]:
+        """The axes of the input with the features that a filter reads at one position."""
+        return (self.channel_axis,)
+
+    def per_filter(self, values: Tensor) -> Tensor:
+        """Returns one number per filter in a shape that broadcasts to the outputs."""
+        first = self.channel_axis == 1
+        return ops.reshape(values, (-1, *[1] * self.rank)) if first else values
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.require_plain_kernel()
-        self.require_channels(input_shape)
+        for axis in self.input_axes:
+            validation.known_axis(input_shape, axis, "channel axis")
         super().build(input_shape)
-
-    def require_channels(self, input_shape: tuple[int | None, ...]) -> None:
-        """Raises if the number of channels is unknown."""
-        validation.known_axis(input_shape, self.channel_axis, "channel axis")
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         if kwargs.get("name") == self.kernel_name:
@@ -76,9 +78,8 @@ class FloatKernel(keras.layers.Layer):
         fits = self.quantization_mode in (None, *self.quantized)
         kinds = ", ".join(["float", *self.quantized])
         demand = f"one of {kinds} in a {type(self).__name__}"
-        validation.require(
-            fits, "dtype", demand, f"{self.dtype_policy.name} of {self.name}"
-        )
+        received = f"{self.dtype_policy.name} of {self.name}"
+        validation.require(fits, "dtype", demand, received)
 
     def call(self, inputs: Tensor) -> Tensor:
         # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
@@ -97,8 +98,7 @@ class FloatKernel(keras.layers.Layer):
         if self.bias is not None:
             # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
             # the bias along the width where that equals the number of filters (Keras 3.15).
-            bias = ops.cast(self.bias, outputs.dtype)
-            outputs = outputs + ops.reshape(bias, self.filters_shape)
+            outputs = outputs + self.per_filter(ops.cast(self.bias, outputs.dtype))
         return outputs if self.activation is None else self.activation(outputs)
 
     def apply_kernel(self, inputs: Tensor) -> Tensor:

@@ -103,16 +103,13 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
+    #: The axes of the kernel whose features `M` multiplies; `None` if it has taps.
+    feature_axes: tuple[int, ...] | None = None
     own_attributes = ("bilinear_form", "_kernel_trainable", "is_inside")
 
     def __init__(self, *args: Any, kernel_trainable: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kernel_trainable = kernel_trainable
-
-    @property
-    def feature_axes(self) -> tuple[int, ...] | None:
-        """The axes of the kernel whose features `M` multiplies; `None` if it has taps."""
-        return None
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)

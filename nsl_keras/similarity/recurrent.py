@@ -48,8 +48,7 @@ class SimilarityCell(WithSimilarity):
                 predictor.batch_normalization,
                 "None or False in a recurrent cell",
             )
-            fits = norms in (None, False)
-            validation.require(fits, "batch_normalization", demand, norms)
+            validation.require(norms in (None, False), "batch_normalization", demand, norms)
             predictor = predictor.without_batch_norms()
         self.input_form, self.state_form = (
             self.form(similarity, predictor, block_size, name)
@@ -59,12 +58,8 @@ class SimilarityCell(WithSimilarity):
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds both `M` of a plain cell that is built."""
         for form, kernel in self.forms_and_kernels():
-            form.build(
-                tuple(kernel.shape),
-                (-1,),
-                kernel_regularizer=kernel.regularizer,
-                width=self.units,
-            )
+            options = {"kernel_regularizer": kernel.regularizer, "width": self.units}
+            form.build(tuple(kernel.shape), (-1,), **options)
         nesting.pass_on_frozen(self)
 
     def forms_and_kernels(self) -> list[tuple[Any, keras.Variable]]:
@@ -74,7 +69,7 @@ class SimilarityCell(WithSimilarity):
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         nested = isinstance(states, (list, tuple))
         state, *carry = states if nested else [states]
-        x, h = applied(self.input_form, inputs), applied(self.state_form, state)
+        x, h = self.input_form.multiply(inputs), self.state_form.multiply(state)
         return super().call(x, [h, *carry] if nested else h, training=training)
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
@@ -83,13 +78,6 @@ class SimilarityCell(WithSimilarity):
             (kernel, form(ops.convert_to_tensor(kernel)))
             for form, kernel in self.forms_and_kernels()
         ]
-
-
-def applied(form: Any, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Returns `M v`, with a dynamic `M` predicted from `seen` (default `v`)."""
-    if form.predictor is None:
-        return form.multiply(vectors)
-    return form(vectors, seen)
 
 
 def gate_products(vectors: Tensor, masks: Any, kernel: Tensor) -> Tensor:
@@ -177,7 +165,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         nested = isinstance(states, (list, tuple))
         state = states[0] if nested else states
         masks = self.get_dropout_mask(inputs) if training and self.dropout < 1 else None
-        x = applied(self.input_form, inputs)
+        x = self.input_form.multiply(inputs)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))
         if self.use_bias:
             bias = ops.convert_to_tensor(self.bias)
@@ -186,7 +174,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         drops = training and self.recurrent_dropout < 1
         masks = self.get_recurrent_dropout_mask(state) if drops else None
         kernel = ops.convert_to_tensor(self.recurrent_kernel)
-        h = applied(self.state_form, state)
+        h = self.state_form.multiply(state)
         if self.reset_after:
             h = gate_products(h, masks, kernel)
             if self.use_bias:
@@ -199,7 +187,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
             h = gate_products(h, gate_masks, kernel[:, : 2 * self.units])
             h_update, h_reset = ops.split(h, 2, axis=-1)
             reset = self.recurrent_activation(x_reset + h_reset)
-            h = applied(self.state_form, reset * state, seen=state)
+            h = self.state_form.multiply(reset * state, seen=state)
             h_candidate = gate_products(h, mask, kernel[:, 2 * self.units :])
         update = self.recurrent_activation(x_update + h_update)
         candidate = self.activation(x_candidate + h_candidate)

@@ -89,11 +89,6 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         # Hidden from Keras and from walks: they belong to the layers, which save them.
         self._hidden = types.SimpleNamespace(adaptations={})
 
-    @property
-    def residual(self) -> bool:
-        """Whether the predictions are differences from the identity."""
-        return self.predictor.residual
-
     def network(self, context: predictors.LayerContext) -> keras.Sequential:
         """Returns the adaptation of a layer, followed by the shared network."""
         demand = "given to convolutions if it is shared"
@@ -133,10 +128,6 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 kernel_initializer="he_normal",
             )
         return context.sequential([adaptation, self], "adapted_predictor")
-
-    def block_side(self, context: predictors.LayerContext) -> int:
-        """Returns the side of the blocks of positions that share one `M`."""
-        return self.predictor.block_side(context)
 
     def call(self, inputs: Tensor) -> Tensor:
         return self.shared_network(inputs)

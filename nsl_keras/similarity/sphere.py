@@ -94,8 +94,7 @@ class Sphere(FloatKernel):
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
-                curvature = ops.cast(curvature, outputs.dtype)
-                curvature = ops.reshape(curvature, self.filters_shape)
+                curvature = self.per_filter(ops.cast(curvature, outputs.dtype))
             outputs = respond(outputs, self.response, curvature)
         return ops.cast(outputs, self.compute_dtype)
 

@@ -24,10 +24,7 @@ class _Penalty(keras.regularizers.Regularizer):
         self.form = form
 
     def __call__(self, parameters: Any) -> Tensor:
-        matrix = self.form.similarity.matrix(
-            ops.convert_to_tensor(parameters), self.form.size
-        )
-        return self.form.similarity.regularizer(matrix)
+        return self.form.similarity.regularizer(self.form.similarity_matrix)
 
 
 class StaticForm(BilinearForm):
@@ -108,8 +105,8 @@ class StaticForm(BilinearForm):
         equivalent = ops.transpose(ops.reshape(equivalent, blocks.shape), back)
         return ops.reshape(equivalent, kernel.shape)
 
-    def multiply(self, vectors: Tensor) -> Tensor:
-        """Returns `D M x` for vectors `x`, in their shape and dtype.
+    def multiply(self, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Returns `D M x` for vectors `x`, in their shape and dtype, whatever is `seen`.
 
         The last axes of the vectors are the features. Filters must share `M`.
         """
