@@ -76,16 +76,15 @@ class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
         y = W^T M x + b,    M = diag(M_s, ..., M_s)
 
     with one block `M_s` of `block_size x block_size` that all `n / block_size` blocks of
-    features share: feature `i = block * block_size + t`. Without `block_size` there is
-    one block, `M = M_s`, of `n x n`. As in `NeuralSimilarityConv2D`, a static layer folds
-    into a plain `Dense` with the kernel `M^T W`; in a dynamic layer a small network that
-    sees `x` predicts how the parameters of `M(x)` differ from the identity's.
+    features share: feature `i = block * block_size + t`. A static layer folds into a plain
+    `Dense` with the kernel `M^T W`; in a dynamic layer a small network that sees `x`
+    predicts how the parameters of `M(x)` differ from the identity's.
 
     Args:
         Same as `keras.layers.Dense` and `NeuralSimilarityConv2D`, plus:
         block_size: int that divides `n`, or `None` for one block of all features. The
-            features of a block take the place of taps, and the blocks take the place of
-            channels. The similarity `"full"` is refused.
+            features of a block take the place of taps, and the blocks that of channels. The
+            similarity `"full"` is refused.
 
     Call arguments:
         inputs: Tensor of rank 2 or more. The predictor's batch norms leave out vectors that

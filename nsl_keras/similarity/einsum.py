@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import keras
 from keras import ops
@@ -33,7 +32,7 @@ def contracted_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )
     fits = bool(contracted) and is_product and is_plain
     validation.require(fits, "equation", demand, equation)
-    before = len(inputs.partition("...")[0]) if "..." in inputs else len(inputs)
+    before = len(inputs.partition("...")[0])  # All, without an ellipsis.
     places = [inputs.index(axis) for axis in contracted]
     return tuple(kernel.index(axis) for axis in contracted), tuple(
         place if place < before else place - len(inputs) for place in places
@@ -74,12 +73,7 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
     """
 
     plain = keras.layers.EinsumDense
-
-    def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        demand = "None in an EinsumDense layer"
-        validation.require(predictor is None, "predictor", demand, predictor)
-        super().set_similarity(similarity, predictor, block_size)
-        contracted_axes(self.equation)  # Raises for an equation that does not fit.
+    dynamic_form = None
 
     @property
     def feature_axes(self) -> tuple[int, ...]:  # type: ignore[override]

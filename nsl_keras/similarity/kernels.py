@@ -34,8 +34,9 @@ class FloatEinsumDense(keras.layers.EinsumDense):
 
 
 class FloatKernel(keras.layers.Layer):
-    """Private mixin, in front of a Keras layer whose `call` the subclass replaces.
+    """Private mixin, in front of a Keras layer, with another product of input and kernel.
 
+    The subclass's `apply_kernel(inputs)` returns the outputs before bias and activation.
     The kernel is kept out of Keras's autocast: equivalent kernels and norms are computed
     in the variables' dtype. Quantization, which replaces Keras's `call`, is refused, except
     for the `quantized` modes of a subclass.
@@ -100,10 +101,6 @@ class FloatKernel(keras.layers.Layer):
             # the bias along the width where that equals the number of filters (Keras 3.15).
             outputs = outputs + self.per_filter(ops.cast(self.bias, outputs.dtype))
         return outputs if self.activation is None else self.activation(outputs)
-
-    def apply_kernel(self, inputs: Tensor) -> Tensor:
-        """Returns the outputs before bias and activation."""
-        raise NotImplementedError
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         """Returns the Keras layer's product of inputs and a kernel: a convolution."""

@@ -32,11 +32,12 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
     """Private mixin, in front of a Keras layer: a layer with a static or dynamic `M`.
 
     The plain layer refuses the weights that this layer saves: it would ignore those of `M`
-    and load the rest. The layer holds its `M`, static or dynamic, as `bilinear_form`.
+    and load the rest. The layer holds its `M`, static or dynamic, as `bilinear_form`: the
+    subclass's `set_similarity` gives it to a plain layer, and `build_similarity` builds it.
     """
 
-    #: The form of a predicted `M(x)`.
-    dynamic_form: type[DynamicForm] = DynamicForm
+    #: The form of a predicted `M(x)`; `None` if there is none.
+    dynamic_form: type[DynamicForm] | None = DynamicForm
     # Read-only: the form holds them.
     similarity = property(attrgetter("bilinear_form.similarity"))
     predictor = property(attrgetter("bilinear_form.predictor"))
@@ -53,24 +54,19 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         super().__init__(*args, **kwargs)
         self.set_similarity(similarity, predictor, block_size)
 
-    def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        """Gives a plain layer an `M`, which `build_similarity` builds."""
-        raise NotImplementedError
-
     def form(self, similarity: Any, predictor: Any, block_size: Any, name: str) -> Any:
         """Returns an `M` for a kernel: a static one, or with a predictor a dynamic one."""
         options = {"block_size": block_size, "dtype": self.dtype_policy, "name": name}
         if predictor is None:
             return StaticForm(similarity, **options)
-        return self.dynamic_form(similarity, predictor, **options)
+        make: Any = self.dynamic_form if getattr(self, "groups", 1) == 1 else None
+        demand = "None in EinsumDense layers and in convolutions with `groups` above 1"
+        validation.require(make is not None, "predictor", demand, predictor)
+        return make(similarity, predictor, **options)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         self.build_similarity(input_shape)
-
-    def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
-        """Builds the `M` of a plain layer that is built."""
-        raise NotImplementedError
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
@@ -113,11 +109,10 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-        fits, groups = predictor is None, getattr(self, "groups", 1)
-        validation.require(fits or groups == 1, "groups", "1 with a predictor", groups)
         of_form = similarity, predictor, block_size
         self.bilinear_form: Any = self.form(*of_form, "bilinear_form")
-        fits = block_size is None or self.feature_axes is not None
+        # The axes raise for an equation that does not fit.
+        fits = self.feature_axes is not None or block_size is None
         demand = "None, unless the layer is dense or a static convolution of kernel size 1"
         validation.require(fits, "block_size", demand, block_size)
         self._kernel_trainable = True

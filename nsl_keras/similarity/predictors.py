@@ -222,10 +222,6 @@ class SimilarityPredictor:
         fits = block == 1 or context.in_blocks
         demand = "without `downsampling`, except in convolutions without dilation"
         validation.require(fits, "predictor", demand, self)
-        if self.pooled:
-            fits = geometry["padding"] != "causal"
-            demand = "not pooled in a causal layer, which must not look ahead"
-            validation.require(fits, "predictor", demand, self)
         if isinstance(self.kind, str):
             first, second, *norms = KINDS[self.kind]
             after_first, after_second = (context.is_diagonal or norm for norm in norms)
@@ -237,6 +233,9 @@ class SimilarityPredictor:
         else:
             layers = self.kind(self, context)
         if self.pooled:
+            fits = geometry["padding"] != "causal"
+            demand = "not pooled in a causal layer, which must not look ahead"
+            validation.require(fits, "predictor", demand, self)
             pooling = getattr(keras.layers, f"GlobalAveragePooling{context.rank}D")
             layers.append(
                 pooling(geometry["data_format"], dtype=context.dtype, name="pooling")

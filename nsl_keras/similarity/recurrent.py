@@ -299,8 +299,7 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
         `(batch, steps, features)`.
 
     Output shape:
-        `(batch, units)`, or `(batch, steps, units)` with `return_sequences=True`; with
-        `return_state=True` followed by the states.
+        That of `keras.layers.GRU`.
 
     Example:
 

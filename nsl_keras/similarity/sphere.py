@@ -149,16 +149,13 @@ class SphereConv2D(Sphere, keras.layers.Conv2D):
         "sigmoid":            g = tanh(s / 2k) / tanh(pi / 4k),   s = arcsin(cos), k = 0.3
         "learnable_sigmoid":  the same with k = |k_o| + 0.05, one weight per filter
 
-    The cosine is the neural similarity whose `M` is `1 / (|W||x|)` on the diagonal.
-
     Args:
         Same as `keras.layers.Conv2D`, plus:
         use_bias: bool, whether to add a bias; `False` by default.
         normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
             counts as zeros in the norm of a patch, and each group has its own norm.
         response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`. All except
-            the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6); the
-            gradient beyond is zero.
+            the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6).
 
     Raises:
         ValueError: For invalid arguments, also of `keras.layers.Conv2D`, and for LoRA

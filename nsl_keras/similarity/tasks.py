@@ -36,9 +36,8 @@ def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Writes the trained weights of a model to a file, without the frozen ones.
 
     The file contains the trainable weights in float32, moving statistics of trainable batch
-    norms, the kinds of `M`, and a checksum of the frozen weights. It is written whole or
-    not at all. A network of 100 MB needs a few kilobytes for each task if only its `M` and
-    a classifier are trained. LoRA and biases are in the file if they are trainable.
+    norms, the kinds of `M`, and a checksum of the frozen weights. A network of 100 MB needs
+    a few kilobytes for each task if only its `M` and a classifier are trained.
 
     Args:
         model: A built model, for example of `nsl_keras.convert.add_similarity`.

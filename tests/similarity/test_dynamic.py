@@ -275,7 +275,7 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": 2, **DYNAMIC}, "`groups` must be 1 with a predictor.*groups=2"),
+        ({"groups": 2, **DYNAMIC}, "`predictor` must be None in .* with `groups`"),
         (
             {"predictor": "other"},
             "must be one of 'sphere', 'full_sphere', 'cnn', a `Sim.*'other'",

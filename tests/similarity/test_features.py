@@ -56,7 +56,7 @@ def test_equations_that_are_refused(equation):
 
 
 def test_a_predictor_is_refused_in_einsum_layers():
-    with pytest.raises(ValueError, match="`predictor` must be None in an EinsumDense"):
+    with pytest.raises(ValueError, match="`predictor` must be None in EinsumDense"):
         NeuralSimilarityEinsumDense("ab,bc->ac", 3, predictor="cnn")
 
 
