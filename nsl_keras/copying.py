@@ -94,9 +94,10 @@ def registered(model: Any) -> Iterator[dict[str, Any]]:
     held = [each for part in parts for value in vars(part).values() for each in _in(value)]
     kinds = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
     # Of a class of its own Keras may have an operation of the same name.
-    classes = [kind for kind in kinds if kind.__module__.partition(".")[0] != "keras"]
     known: dict[str, Any] = {
-        keras.saving.get_registered_name(kind): kind for kind in classes
+        keras.saving.get_registered_name(kind): kind
+        for kind in kinds
+        if kind.__module__.partition(".")[0] != "keras"
     }
     with contextlib.ExitStack() as stack:
         for function in filter(inspect.isfunction, held):

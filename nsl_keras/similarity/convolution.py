@@ -70,11 +70,10 @@ class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
         `(batch, filters, new_height, new_width)`.
 
     Raises:
-        ValueError: For anything that `keras.layers.Conv2D` refuses. At construction, for
-            arguments outside these ranges, and if a predictor comes with `groups` above 1
-            or a similarity for static layers. At build, for a predictor with a wrong number
-            of outputs, a `shared_by` that does not divide the channels, and quantized
-            policies.
+        ValueError: For anything that `keras.layers.Conv2D` refuses; for arguments outside
+            these ranges; for a predictor with a similarity for static layers or a wrong
+            number of outputs; for a `shared_by` that does not divide the channels, and for
+            quantized policies.
 
     Example:
 

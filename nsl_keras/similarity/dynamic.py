@@ -22,14 +22,8 @@ from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
 class DynamicForm(BilinearForm):
     """A dynamic `M(x)` of a convolution: `y = W^T M(x) x` at every output position.
 
-    Args:
-        similarity: See `BilinearForm`.
-        predictor: A recipe, or a layer.
-        **kwargs: See `BilinearForm`.
-
-    Attributes:
-        network: The layer that predicts `M`, once built.
-        identity: The parameters of the identity.
+    The predictor is a recipe or a layer. `network` is the layer that predicts `M`, once
+    built, and `identity` has the parameters of the identity. See also `BilinearForm`.
     """
 
     def __init__(self, similarity: Any, predictor: Any, **kwargs: Any) -> None:
@@ -61,14 +55,9 @@ class DynamicForm(BilinearForm):
     ) -> None:
         """Makes the network for a kernel.
 
-        Args:
-            kernel_shape: Shape of the kernel.
-            filter_axes: The axes of the kernel that number its filters; -2 and -1 of a
-                depthwise convolution, -2 of a transposed one.
-            kernel_regularizer: Regularizer of the kernel.
-            input_shape: Shape of the input of a convolution.
-            geometry: Of a convolution, as in `predictors.LayerContext`.
-            width: As in `predictors.LayerContext`; `None` is the number of filters.
+        `filter_axes` are the axes of the kernel that number its filters: -2 and -1 of a
+        depthwise convolution, -2 of a transposed one. See `predictors.LayerContext` for the
+        other arguments; a `width` of `None` is the number of filters.
         """
         self.measure(kernel_shape)
         self.geometry = geometry

@@ -67,8 +67,8 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
         The same as the input.
 
     Raises:
-        ValueError: At construction, for invalid arguments. At build, for an input of
-            another rank, or with an unknown size that the layer needs.
+        ValueError: For invalid arguments, and for an input of another rank, or with an
+            unknown size that the layer needs.
 
     Example:
 

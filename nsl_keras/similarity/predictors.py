@@ -176,8 +176,8 @@ class SimilarityPredictor:
             their moving statistics need thousands of steps.
 
     Raises:
-        ValueError: At construction, for arguments outside the ranges above. When the layer
-            is built, for `downsampling`, `pooled`, `output_kernel_size` without positions,
+        ValueError: For arguments outside the ranges above; when a layer is built, for
+            `downsampling`, `pooled` or `output_kernel_size` without positions,
             `downsampling` in a dilated convolution, or `pooled` in a causal one.
 
     Example:

@@ -46,8 +46,8 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         parameters of `M`; `(batch, outputs)` if pooled.
 
     Raises:
-        ValueError: At construction, for arguments outside the ranges above; when a layer is
-            built that the network does not fit.
+        ValueError: For arguments outside the ranges above, and for layers that the network
+            does not fit.
 
     Example:
 

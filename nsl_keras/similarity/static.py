@@ -30,11 +30,8 @@ class _Penalty(keras.regularizers.Regularizer):
 class StaticForm(BilinearForm):
     """A static `M`, a weight: `W^T M x = (M^T W)^T x`, so it folds into the kernel.
 
-    See `BilinearForm` for arguments and attributes.
-
-    Attributes:
-        similarity_parameters: The weight. If there are several `M`, its first axis numbers
-            them: blocks of channels, or filters.
+    If there are several `M`, the first axis of `similarity_parameters` numbers them: blocks
+    of channels, or filters. See `BilinearForm` for arguments and attributes.
     """
 
     def build(
