@@ -3,8 +3,8 @@
 `check_layer`, without compilation: config and `.keras` round trips, symbolic against eager
 shapes, weight counts, half precision, both data formats, frozen copies, gradients, folding.
 `check_compiled`: a training step through XLA, a SavedModel at several batch sizes and
-unknown sizes of images, bfloat16. On JAX nearly all time goes into compilation, so the checks leave out what
-TensorFlow shows as well: each layer is called and traced, and trained once.
+unknown sizes of images, bfloat16. On JAX nearly all time goes into compilation, so the
+checks leave out what TensorFlow shows as well: each layer is traced, and trained once.
 `check_conversion`: a model beside the one that `add_similarity` makes of it.
 """
 

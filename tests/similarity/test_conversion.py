@@ -3,10 +3,9 @@
 import functools
 
 import keras
-import numpy as np
 import pytest
 from golden_backbones import count
-from helpers import IS_TENSORFLOW, as_numpy, normal, randomize, reloaded
+from helpers import normal, randomize, reloaded
 from keras import ops
 from layer_harness import (
     IMAGES,
@@ -46,7 +45,6 @@ def plain():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not IS_TENSORFLOW, reason="too slow without a graph mode")
 def test_a_published_network():
     options = {"weights": None, "input_shape": (32, 32, 3), "pooling": "avg"}
     source = keras.applications.EfficientNetB0(include_top=False, **options)
@@ -90,6 +88,7 @@ UNCONSTRAINED = {"similarity": "unconstrained"}
     [
         (ALL, {}),
         (ALL, {"similarity": similarities.Unconstrained(learn_shape=True)}),
+        (ALL, {"similarity": similarities.Sparse(shared_by="filter")}),
         (["first", "second"], {"similarity": "full"}),
         (["pointwise", "second"], {"layers": ("second", "pointwise")}),
         (["depthwise"], {"layers": lambda layer: layer.name == "depthwise"}),
@@ -117,7 +116,7 @@ decoder = functools.partial(keras.layers.Conv2DTranspose, 4, 4, 2, output_paddin
     ("layer", "options"),
     [
         (keras.layers.Conv2D(6, 3, groups=3), UNCONSTRAINED),
-        (decoder(), UNCONSTRAINED),
+        (decoder(), {"similarity": similarities.Unconstrained(shared_by="filter")}),
         (decoder(), {**UNCONSTRAINED, "predictor": "sphere"}),
         (keras.layers.Conv2D(4, 3, activation=prelu()), {}),
         (keras.layers.SeparableConv2D(4, 3, activation=prelu()), {}),
