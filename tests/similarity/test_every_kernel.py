@@ -91,8 +91,9 @@ def attention():
     return keras.Model(inputs, outputs), normal(2, 6, 8)
 
 
-#: On JAX, which takes longer to compile each operation, the smallest of KerasHub alone.
-MODELS = [pytest.param(bert, marks=pytest.mark.jax), gpt2, gemma, vit, blocks, attention]
+#: On JAX, which takes longer to compile each operation, without KerasHub's.
+SMALL = [pytest.param(each, marks=pytest.mark.jax) for each in (blocks, attention)]
+MODELS = [bert, gpt2, gemma, vit, *SMALL]
 
 
 def outputs_of(model, inputs):
