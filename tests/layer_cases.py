@@ -81,7 +81,7 @@ def recurrent(name, trainable, kind, **arguments):
 
     is_layer = issubclass(kind, keras.layers.RNN)
     make = partial(kind, 5, **arguments) if is_layer else around_cell
-    return LayerCase(name, make, (4, 6), trainable)
+    return LayerCase(name, make, (3, 6), trainable)
 
 
 def spatial(
@@ -115,7 +115,6 @@ CONVOLUTIONS = [
     conv2d("static_for_each_filter", 3, similarity=FOR_EACH_FILTER, **SAME),
     conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
-    conv2d("full_sphere", 8, 6, predictor="full_sphere", kernel_size=(2, 3), **SAME),
     conv2d("in_blocks", 5, **UNCONSTRAINED, predictor=IN_BLOCKS, kernel_size=(2, 3)),
     conv2d("cnn", 6, 3, **UNCONSTRAINED, predictor="cnn", unknown_sizes=False),
     spatial(
@@ -123,12 +122,6 @@ CONVOLUTIONS = [
         with_predictor(shared(), convolution(strides=2, similarity=SHAPED)),
         6,
         jumps=JUMPS,
-    ),
-    LayerCase(
-        "conv2d_own_layer",
-        with_predictor(partial(keras.layers.Conv2D, 9, 3, **SAME), convolution(**SAME)),
-        IMAGE,
-        4,
     ),
     spatial(
         "conv2d_transpose_static",
@@ -177,11 +170,10 @@ OTHER_IMAGES = [
             f"global_{similarity}",
             partial(layers.GlobalNeuralSimilarity2D, similarity=similarity),
             trainable,
-            unknown_sizes=similarity not in ("diagonal", "unconstrained"),
+            unknown_sizes=similarity != "diagonal",
         )
         for similarity, trainable in (
             ("diagonal", 1),
-            ("unconstrained", 1),
             ("predicted_mask", 2),
             ("attention", 2),
             ("softmax_attention", 4),

@@ -103,11 +103,10 @@ MODELS = {
     ),
 }
 CONVERTERS = {
-    "add_similarity": lambda model: convert.add_similarity(model, freeze_backbone=False),
     "dynamic": lambda model: convert.add_similarity(model, predictor="sphere"),
     "fold": lambda model: convert.fold(convert.add_similarity(model)),
     "all in turn": lambda model: convert.add_film(
-        convert.convert_batch_norms(convert.add_similarity(model))
+        convert.convert_batch_norms(convert.add_similarity(model, freeze_backbone=False))
     ),
 }
 ON_JAX = ("functional", "separable", "neighborhoods", "adapted")

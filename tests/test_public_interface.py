@@ -113,17 +113,14 @@ def test_documented():
     assert not found
 
 
-def trains(name):
-    """Whether an example trains a model, which takes seconds."""
-    return name.startswith(("nsl_keras.few_shot.", "nsl_keras.callbacks.")) or (
-        name == "nsl_keras.MetaNeighborhoodModel"
-    )
+#: Names whose examples train or draw, which takes seconds.
+SLOW = re.compile(r"nsl_keras\.(few_shot\.|callbacks\.|visualize\.|MetaNeighborhoodModel)")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.long if trains(name) else ())
+        pytest.param(name, marks=pytest.mark.long if SLOW.match(name) else ())
         for name in sorted(EXAMPLES.values())
     ],
 )

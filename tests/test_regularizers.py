@@ -75,14 +75,13 @@ def test_penalty_of_predicted_matrices(name, options):
     assert_close(loss, np.mean(each), 1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_training_with_a_penalty_alone(dtype, tmp_path):
+def test_training_with_a_penalty_alone(tmp_path):
     """The predicted `M` goes back to the identity, also compiled and from a file."""
     layer = NeuralSimilarityDense(
         2,
         predictor=SimilarityPredictor(batch_normalization=False),
         similarity=Unconstrained(regularizer=TowardsIdentity(l2=1.0)),
-        dtype=dtype,
+        dtype="mixed_float16",
     )
     model = stack(layer, shape=(4,))
     model = reloaded(model, tmp_path)

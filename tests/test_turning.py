@@ -74,14 +74,3 @@ def test_what_turns_computes_in_half_precision_as_what_is_made(predictor):
     for layer in (similar.layers[0], made):
         layer.set_weights(weights)
     np.testing.assert_array_equal(as_numpy(similar(IMAGES)), as_numpy(made(IMAGES)))
-
-
-def test_derived_layers_have_no_plain_equivalent():
-    class Twice(nsl_keras.layers.NeuralSimilarityConv2D):
-        def call(self, inputs):
-            return 2 * super().call(inputs)
-
-    layer = Twice(4, 3)
-    layer.build((None, 8, 8, 3))
-    with pytest.raises(ValueError, match=r"`fold` must be called on .*'Twice'"):
-        layer.fold()

@@ -112,7 +112,8 @@ def test_dictionaries_are_drawn_by_the_seeds_that_all_have():
 def test_rows_of_neural_similarity_differ(number):
     table = similarity_methods.TABLES[number]
     size = 8 if table.network == "cnn9" else 32
-    options = {"filters": (16, 16, 32)} if size == 8 else {}
+    widths = {"cnn9": (16, 16, 32), "cnn10": (4, 5, 6), "spherenet": (32, 32, 10)}
+    options = {"filters": widths[table.network]} if table.network in widths else {}
     if table.network.startswith("resnet"):
         options = {"filters": (2, 2, 4, 4)}
     found = {}

@@ -91,7 +91,9 @@ def attention():
     return keras.Model(inputs, outputs), normal(2, 6, 8)
 
 
-MODELS = [bert, gpt2, gemma, vit, blocks, attention]
+#: On JAX, which takes longer to compile each operation, without KerasHub's.
+SMALL = [pytest.param(each, marks=pytest.mark.jax) for each in (blocks, attention)]
+MODELS = [bert, gpt2, gemma, vit, *SMALL]
 
 
 def outputs_of(model, inputs):
@@ -107,7 +109,6 @@ def forms(model):
     return [part.bilinear_form for part in parts if isinstance(part, kinds)]
 
 
-@pytest.mark.jax
 @pytest.mark.long
 @pytest.mark.parametrize("make", MODELS)
 def test_a_model_with_layers_in_layers(make, tmp_path):
@@ -139,8 +140,7 @@ def test_a_model_with_layers_in_layers(make, tmp_path):
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("make", [blocks, attention])
-@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(("make", "inplace"), [(blocks, False), (attention, True)])
 def test_training_moves_the_similarities_alone(make, inplace, tmp_path):
     model, inputs = make()
     targets = np.ones(model(inputs).shape)
@@ -173,20 +173,22 @@ APPLICATIONS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_applications(name, tmp_path):
+def test_applications(name):
     model = getattr(keras.applications, name)(
         weights=None, input_shape=(32, 32, 3), include_top=False, pooling="avg"
     )
     randomize(model, 0.1)  # A scale of ConvNeXt is near zero.
     inputs = normal(1, 32, 32, 3)
+    plain, kinds = outputs_of(model, inputs), [type(each) for each in model.layers]
     options = {"block_size": 4, **APPLICATIONS[name]}
     new = convert.add_similarity(model, "orthogonal", inplace=True, **options)
     assert len(new.trainable_variables) > 30
-    plain = outputs_of(model, inputs)
+    assert_close(outputs_of(new, inputs), plain)
     randomize(new.trainable_variables, 0.1)
     trained = outputs_of(new, inputs)
     assert np.abs(trained - plain).max() > 1e-4
     assert_close(outputs_of(convert.fold(new, inplace=True), inputs), trained)
+    assert [type(each) for each in model.layers] == kinds
 
 
 def test_layers_by_path_name_pattern_and_function():

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import DTYPES, as_numpy, assert_close, normal, randomize
+from helpers import DTYPES, as_numpy, assert_close, normal, randomize, reloaded
 from layer_cases import static_matrix
 
 from nsl_keras import convert, similarities
@@ -121,20 +121,18 @@ def test_int8_kernels(kind, shared_by, tmp_path):
     rows = [x[..., 2 * n : 2 * n + 2] @ each.T for n, each in enumerate(blocks)]
     rows = np.concatenate(rows, -1) * np.tile([1, 0], 4)
     assert_close(model(x), plain(rows.astype("float32")), 1e-5)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert_close(loaded(x), model(x), 1e-6)
+    assert_close(reloaded(model, tmp_path)(x), model(x), 1e-6)
     with pytest.raises(ValueError, match=r"similarities of floats, .*quantized Neural"):
         convert.fold(model)
 
 
 @pytest.mark.jax
 @pytest.mark.parametrize("first", ["LoRA", "similarity"])
-def test_lora_beside_a_similarity(first):
-    plain = keras.Sequential(
+def test_lora_beside_a_similarity(first, tmp_path):
+    """In one layer, and in another, plain one."""
+    model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(6, name="part"), keras.layers.Dense(2)]
     )
-    model = plain
     if first == "LoRA":
         model.get_layer("part").enable_lora(2)
     model = convert.add_similarity(model, "orthogonal", inplace=True)
@@ -143,10 +141,12 @@ def test_lora_beside_a_similarity(first):
         layer.enable_lora(2)
     names = [each.name for each in model.trainable_variables]
     assert sorted(names) == ["lora_kernel_a", "lora_kernel_b", "similarity"]
+    model.layers[1].trainable = True
+    model.layers[1].enable_lora(2)
     randomize(model.trainable_variables)
     x = normal(3, 8)
     expected = as_numpy(model(x))
-    folded = convert.fold(model)
+    folded = reloaded(convert.fold(model), tmp_path)
     assert_close(folded(x), expected)
     assert type(folded.get_layer("part")) is keras.layers.Dense
     assert convert.fold(model, inplace=True) is model
@@ -155,9 +155,8 @@ def test_lora_beside_a_similarity(first):
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_orthogonal_stays_orthogonal(policy):
-    keras.config.set_dtype_policy(policy)
+def test_orthogonal_stays_orthogonal():
+    keras.config.set_dtype_policy("mixed_float16")
     layer = NeuralSimilarityDense(6, similarity="orthogonal", block_size=16)
     model = keras.Sequential([keras.Input((32,)), layer])
     model.compile(keras.optimizers.Adam(0.3), "mse")

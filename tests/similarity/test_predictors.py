@@ -84,6 +84,10 @@ def test_architecture(architecture, dense):
     if not normalized[3]:
         expected.remove("output_normalization")
     assert names_of(network) == expected
+    for wanted in (True, False):
+        asked = SimilarityPredictor(kind, batch_normalization=wanted)
+        found = names_of(network_of(asked, similarity=similarity))
+        assert [name.endswith("_normalization") for name in found].count(True) == 2 * wanted
     for name, width, by_angle in (
         ("hidden", 7, normalized[0]),
         ("output", outputs, normalized[2]),
@@ -161,15 +165,6 @@ def test_depthwise_layers_have_a_bottleneck():
     assert (published.kernel_size, published.filters) == ((3, 3), 64)
 
 
-@pytest.mark.parametrize("kind", ["sphere", "full_sphere"])
-def test_batch_norms_can_be_asked_for(kind):
-    for wanted in (True, False):
-        recipe = SimilarityPredictor(kind, batch_normalization=wanted)
-        names = names_of(network_of(recipe, similarity="unconstrained"))
-        assert ("hidden_normalization" in names) == wanted
-        assert ("output_normalization" in names) == wanted
-
-
 def test_kernels_are_regularized_as_the_layers():
     for predictor, expected in (
         ("sphere", [True, True]),
@@ -180,22 +175,20 @@ def test_kernels_are_regularized_as_the_layers():
         assert found == expected
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "kind", "options"),
     [
-        ("conv1d", {"padding": "causal", "strides": 2}),
-        ("conv2d", {"padding": "same", "strides": (1, 2)}),
-        ("conv2d", {"padding": "valid", "data_format": "channels_first"}),
-        ("conv3d", {"padding": "same"}),
-        ("depthwise", {"padding": "same", "depth_multiplier": 2}),
+        ("conv1d", SharedSimilarityPredictor, {"padding": "causal", "strides": 2}),
+        ("conv2d", predictors.get, {"padding": "same", "strides": (1, 2)}),
+        ("conv2d", SharedSimilarityPredictor, {"data_format": "channels_first"}),
+        ("conv3d", predictors.get, {"padding": "same"}),
+        ("depthwise", predictors.get, {"padding": "same", "depth_multiplier": 2}),
     ],
-    ids=str,
+    ids=["causal", "strided", "channels_first", "conv3d", "depthwise"],
 )
-def test_positions_of_a_block_share_a_prediction(name, options, shared):
+def test_positions_of_a_block_share_a_prediction(name, kind, options):
     block = 3
-    recipe = SimilarityPredictor(width=4, downsampling=block)
-    predictor = SharedSimilarityPredictor(recipe) if shared else recipe
+    predictor = kind(SimilarityPredictor(width=4, downsampling=block))
     layer, inputs = built_kernel(name, kernel_size=2, predictor=predictor, **options)
     coarse = channels_last(layer.bilinear_form.network(inputs), layer.data_format)
     matrices = as_numpy(layer.predicted_matrices(inputs))

@@ -171,17 +171,17 @@ def test_second_derivatives_at_constant_inputs_are_finite(make, value):
 
 
 @pytest.mark.parametrize("response", RESPONSES)
-@pytest.mark.parametrize("sign", [1, -1])
-def test_where_patch_and_kernel_are_parallel(sign, response):
+def test_where_patch_and_kernel_are_parallel(response):
     layer = make_layer(response=response, kernel_size=2, filters=3)
     layer.build((1, 2, 2, 4))
     layer.kernel.assign(100 * layer.kernel)  # So that the epsilon does not matter.
-    # As many patches as filters, each the kernel of one: a cosine of 1, or just above.
-    kernel = ops.convert_to_numpy(layer.kernel)
-    images = ops.convert_to_tensor(sign * np.moveaxis(kernel, -1, 0))
+    # As many patches as filters, each the kernel of one: a cosine of 1, or just above;
+    # and their negatives.
+    parallel = np.moveaxis(ops.convert_to_numpy(layer.kernel), -1, 0)
+    images = ops.convert_to_tensor(np.concatenate([parallel, -parallel]))
     outputs = ops.convert_to_numpy(layer(images))
-    values = np.array([outputs[i, 0, 0, i] for i in range(3)])
-    np.testing.assert_allclose(values, sign, atol=4e-3)
+    values = np.array([outputs[i, 0, 0, i % 3] for i in range(6)])
+    np.testing.assert_allclose(values, np.repeat([1, -1], 3), atol=4e-3)
 
     for derivatives in (gradients, second_derivatives):
         found = derivatives(
@@ -191,11 +191,10 @@ def test_where_patch_and_kernel_are_parallel(sign, response):
             assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
 
 
-@pytest.mark.parametrize("k", [0.0, 1e-4, 50.0])
-def test_extreme_curvatures_are_finite(k):
+def test_extreme_curvatures_are_finite():
     layer = make_layer(response="learnable_sigmoid")
     layer.build(IMAGES.shape)
-    layer.curvature.assign(ops.full((6,), k))
+    layer.curvature.assign(np.repeat([0.0, 1e-4, 50.0], 2))
     images = ops.convert_to_tensor(IMAGES, dtype="float32")
     expected = expected_outputs(layer)
     np.testing.assert_allclose(ops.convert_to_numpy(layer(images)), expected, atol=2e-5)
@@ -207,7 +206,7 @@ def test_extreme_curvatures_are_finite(k):
 
 @pytest.mark.parametrize(
     ("normalize", "response"),
-    [("input", "cosine"), ("kernel", "cosine"), *(("both", each) for each in RESPONSES)],
+    [("input", "cosine"), ("kernel", "cosine"), ("both", "learnable_sigmoid")],
 )
 @pytest.mark.parametrize(
     ("kind", "extra", "options"),

@@ -34,10 +34,6 @@ def nested():
         ),
         (nested, (8, 8, 4), "Conv2D", "static Diagonal", 9),
         (
-            lambda: keras.layers.TimeDistributed(nested()),
-            *((7, 8, 8, 4), "Conv2D", "static Diagonal", 9),
-        ),
-        (
             lambda: keras.layers.RNN(layers.NeuralSimilarityLSTMCell(6)),
             *((7, 4), "RNN", "static Diagonal", 4 + 6),
         ),

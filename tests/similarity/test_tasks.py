@@ -89,17 +89,19 @@ def test_tasks_of_other_predictors(tmp_path):
         convert.load_task(model(residual=False), path)
 
 
-@pytest.mark.parametrize("length", [0, 10, 300, -40])
-def test_broken_files(length, tmp_path):
-    path = saved(tmp_path / "task", task())
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(ValueError, match="`path` must be a whole file that `save_task`"):
-        convert.load_task(task(), path)
+def test_broken_files(tmp_path):
+    model = task()
+    path = saved(tmp_path / "task", model)
+    whole = path.read_bytes()
+    paths = [tmp_path / str(length) for length in (0, 10, 300, len(whole) - 40)]
+    for broken in paths:
+        broken.write_bytes(whole[: int(broken.name)])
     np.savez(tmp_path / "other.npz", [1, 2])
-    with pytest.raises(ValueError, match="`path` must be a whole file that `save_task`"):
-        convert.load_task(task(), tmp_path / "other.npz")
+    for broken in (*paths, tmp_path / "other.npz"):
+        with pytest.raises(ValueError, match="`path` must be a whole file that `save_tas"):
+            convert.load_task(model, broken)
     with pytest.raises(FileNotFoundError):
-        convert.load_task(task(), tmp_path / "missing")
+        convert.load_task(model, tmp_path / "missing")
 
 
 def test_a_failed_save_leaves_the_former_file(tmp_path, monkeypatch):

@@ -59,6 +59,7 @@ def test_a_nan_stops_fit_before_a_backup_is_written(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_gentle_stop_is_gentle():
     ended = []
     callbacks = [

@@ -12,6 +12,7 @@ import nsl_keras
 from nsl_keras import visualize
 from nsl_keras.visualize import figures
 
+pytestmark = pytest.mark.usefixtures("eager")
 RNG = np.random.default_rng(9)
 IMAGES = RNG.random((20, 4, 4, 1)).astype("float32")
 X = RNG.normal(size=(20, 6)).astype("float32")

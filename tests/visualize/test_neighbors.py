@@ -8,6 +8,7 @@ from pictures import drawn, small_model, written
 
 from nsl_keras import visualize
 
+pytestmark = pytest.mark.usefixtures("eager")
 RNG = np.random.default_rng(9)
 IMAGES = RNG.random((30, 4, 4, 1)).astype("float32")
 LABELS = RNG.integers(0, 3, size=30)

@@ -76,10 +76,14 @@ def test_other_windows():
     outputs = keras.layers.Reshape((2, 2, 2, 2))(outputs)
     outputs = nsl_keras.layers.NeuralSimilarityConv3D(9, (2, 1, 2), name="volume")(outputs)
     outputs = nsl_keras.layers.NeuralSimilarityDense(2, name="dense")(outputs)
-    panels = panels_of(visualize.plot_similarities(keras.Model(inputs, outputs)))
+    by_filter = similarities.Sparse(shared_by="filter")
+    layer = nsl_keras.layers.NeuralSimilarityDense(3, similarity=by_filter, name="several")
+    figure = visualize.plot_similarities(keras.Model(inputs, layer(outputs)))
+    panels = panels_of(figure)
     shapes = {title.split("\n")[0]: drawn(axis).shape for title, axis in panels.items()}
     expected = {"depthwise": (3, 3), "line": (1, 3), "volume": (2, 2), "dense": (1, 9)}
-    assert shapes == expected
+    assert shapes == {**expected, "several": (2, 2)}
+    assert sum(each.get_title().startswith("several") for each in figure.axes) == 3
 
 
 def test_nested_models_and_backbones():
