@@ -5,6 +5,8 @@ import pytest
 
 CASES = {case.name: case for case in learner_harness.CASES}
 ADAPTABLE = learner_harness.adaptable()
+#: In graphs, a neighborhood takes several inner steps.
+COMPILED = ("proto", "neighborhood_steps", "maml", "meta_neighborhoods")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -17,37 +19,23 @@ def test_adapt(name, tmp_path):
     learner_harness.check_adapt(ADAPTABLE[name], tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    "name",
-    # One for each learner. Several inner steps of Meta-Neighborhoods need gradients, which
-    # the other engines do not have.
-    ["proto_distance", "neighborhood", "centroid", "maml"],
-)
+# Several inner steps of Meta-Neighborhoods need gradients, which the other engines lack.
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["proto_distance", "neighborhood", "centroid"])
 def test_export_of_adapted_models(name, tmp_path):
     learner_harness.check_adapted_export(ADAPTABLE[name], tmp_path)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        each if each == "centroid" else pytest.param(each, marks=pytest.mark.long)
-        for each in CASES
-    ],
+    "name", ["centroid", *(pytest.param(each, marks=pytest.mark.long) for each in COMPILED)]
 )
 def test_compiled(name):
-    learner_harness.check_compiled(CASES[name])
+    learner_harness.check_compiled((CASES | ADAPTABLE)[name])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not learner_harness.IS_TENSORFLOW, reason="JAX fixes the numbers")
-@pytest.mark.parametrize(
-    "name",
-    [
-        each if each == "proto" else pytest.param(each, marks=pytest.mark.long)
-        for each in CASES
-        if each != "meta_neighborhoods"
-    ],
-)
+@pytest.mark.parametrize("name", ["proto", "neighborhood", "maml"])
 def test_exported_learners_take_any_number_of_images(name, tmp_path):
     learner_harness.check_exported_episodes(CASES[name], tmp_path)
