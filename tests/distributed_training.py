@@ -29,7 +29,7 @@ import nsl_keras
 
 layers = nsl_keras.layers
 
-EXAMPLES, BATCH = 64, 16
+EXAMPLES, BATCH = 32, 8
 
 generator = np.random.default_rng(0)
 images = generator.normal(size=(EXAMPLES, 8, 8, 1)).astype("float32")
@@ -52,18 +52,18 @@ def network(*convolution, units=3):
     )
 
 
-def plain():
-    """A model of Keras with layers of this package."""
-    normalization = layers.BatchNormalization(synchronized=True)
-    return network(layers.NeuralSimilarityConv2D(4, 3), normalization)
-
-
 def neighborhoods():
+    """With static and dynamic layers, and batch norms inside and outside of layers."""
     predictor = nsl_keras.predictors.SimilarityPredictor(
         batch_normalization={"synchronized": True}
     )
+    convolutions = [
+        layers.NeuralSimilarityConv2D(4, 3, strides=2),
+        layers.BatchNormalization(synchronized=True),
+        layers.NeuralSimilarityConv2D(4, 3, predictor=predictor),
+    ]
     return nsl_keras.MetaNeighborhoodModel(
-        network(layers.NeuralSimilarityConv2D(4, 3, predictor=predictor), units=6),
+        network(*convolutions, units=6),
         layers.CosineDense(3),
         layers.NeighborDictionary(12, dropout=0.0),
     )
@@ -79,7 +79,7 @@ def maml():
     return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=1)
 
 
-def fit(strategy, make, x, y, batch, rate=0.002, callbacks=(), **options):
+def fit(strategy, make, x, y, batch, rate=0.002, **options):
     """A model after two epochs, and what `fit` returns."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -91,7 +91,7 @@ def fit(strategy, make, x, y, batch, rate=0.002, callbacks=(), **options):
             jit_compile=False,
         )
     options |= {"batch_size": batch, "shuffle": False, "verbose": 0}
-    return model, model.fit(x, y, epochs=2, callbacks=list(callbacks), **options)
+    return model, model.fit(x, y, epochs=2, **options)
 
 
 def weights_of(model):
@@ -101,16 +101,9 @@ def weights_of(model):
 
 def train(strategy, make, x=images, y=labels, **options):
     """Trains, and reports all."""
-    losses = []
-    record = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"]))
-    )
-    options |= {"callbacks": [record], "validation_data": (x, y)}
     model, found = fit(strategy, make, x, y, BATCH, **options)
     return {
-        "losses": losses,
         **found.history,
-        "evaluation": model.evaluate(x, y, batch_size=BATCH, verbose=0),
         "predictions": model.predict(x, batch_size=BATCH, verbose=0).ravel().tolist(),
         "weights": weights_of(model),
     }
@@ -120,8 +113,6 @@ TRAININGS = {
     "neighborhoods": {"make": neighborhoods},
     "maml": {"make": maml, "x": of_episodes, "y": episodes.query_labels, "rate": 0.05},
 }
-if not WORKERS:  # Plain models of Keras fail with them.
-    TRAININGS["plain"] = {"make": plain}
 
 
 def uneven(strategy, **options):

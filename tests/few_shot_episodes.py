@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+from helpers import stacked
 
 import nsl_keras
 
@@ -35,7 +36,7 @@ def convolutional(flat=True):
     ]
     if flat:
         layers.append(keras.layers.MaxPooling2D(2))
-    return keras.Sequential([keras.Input((6, 6, 1)), *layers])
+    return stacked((6, 6, 1), *layers)
 
 
 def unit(vectors):

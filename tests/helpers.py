@@ -133,6 +133,11 @@ class Subclassed(keras.Model):
         return self.body(inputs)
 
 
+def stacked(shape, *layers, **options):
+    """A Sequential model of layers for inputs of a shape."""
+    return keras.Sequential([keras.Input(shape), *layers], **options)
+
+
 class Batches(keras.utils.PyDataset):
     """A data set of these batches, which nobody looks at before the step."""
 
@@ -167,12 +172,17 @@ def run_litert(path, inputs):
 # Errors.
 
 
+def refused(message):
+    """A context in which a call must fail with this message."""
+    return pytest.raises(ValueError, match=message)
+
+
 def refusing(*cases):
     """A test of calls that must fail: `(call, message)`, or a `pytest.param` of these."""
 
     @pytest.mark.parametrize(("use", "message"), cases)
     def test(use, message):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             use()
 
     return test

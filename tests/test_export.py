@@ -7,17 +7,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import normal, reloaded
+from helpers import normal, refused, reloaded, stacked
 from keras import ops
 
 import nsl_keras
 from nsl_keras import export
 from nsl_keras.predictors import SimilarityPredictor as Predictor
-
-
-def model_of(layer, shape=(4,)):
-    return keras.Sequential([keras.Input(shape), layer])
-
 
 OF_ANY_SIZE = (None, None, 3)
 
@@ -27,7 +22,7 @@ def convolution(**options):
 
 
 def calling(function):
-    return model_of(keras.layers.Lambda(function))
+    return stacked((4,), keras.layers.Lambda(function))
 
 
 def noisy_model():
@@ -44,20 +39,12 @@ def exported(model, folder, **options):
 @pytest.fixture(scope="module")
 def neighborhoods(tmp_path_factory):
     """A model and what its files hold: a static similarity, and a further signature."""
-    layers = [
-        nsl_keras.layers.NeuralSimilarityConv2D(
-            4,
-            3,
-            activation="relu",
-            similarity=nsl_keras.similarities.Diagonal(initializer="glorot_uniform"),
-        ),
-        keras.layers.GlobalAveragePooling2D(),
-    ]
-    model = nsl_keras.MetaNeighborhoodModel(
-        keras.Sequential([keras.Input((8, 8, 1)), *layers]),
-        nsl_keras.layers.CosineDense(3),
-        dictionary=20,
-    )
+    similarity = nsl_keras.similarities.Diagonal(initializer="glorot_uniform")
+    options = {"activation": "relu", "similarity": similarity}
+    convolution = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, **options)
+    backbone = stacked((8, 8, 1), convolution, keras.layers.GlobalAveragePooling2D())
+    head = nsl_keras.layers.CosineDense(3)
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, dictionary=20)
     model.build((None, 8, 8, 1))
     folder = tmp_path_factory.mktemp("exported") / "model"
     loaded = exported(model, folder, signatures={"twice": lambda x: 2 * model(x)})
@@ -93,21 +80,15 @@ def test_signatures(neighborhoods):
         for name, function in functions.items():
             (served,) = signatures[name](inputs=tf.constant(x)).values()
             np.testing.assert_allclose(served, function(x), rtol=1e-4, atol=2e-6)
+    expected, found = model.neighbors(x, k=5), signatures["neighbors"](inputs=x)
+    assert found["entries"].dtype == found["classes"].dtype == tf.int32
+    np.testing.assert_array_equal(found["entries"], expected.indices)
+    np.testing.assert_array_equal(found["classes"], expected.values.argmax(axis=-1))
+    for name in ("weights", "values"):
+        np.testing.assert_allclose(found[name], getattr(expected, name), rtol=1e-4)
     # Static similarities are folded.
     shapes = [tuple(each.shape) for each in signatures["serve"].variables]
     assert (9,) not in shapes and (3, 3, 1, 4) in shapes
-
-
-def test_neighbors(neighborhoods):
-    model, loaded = neighborhoods
-    x = normal(6, 8, 8, 1)
-    expected = model.neighbors(x, k=5)
-    found = loaded.signatures["neighbors"](inputs=tf.constant(x))
-    assert found["entries"].dtype == found["classes"].dtype == tf.int32
-    np.testing.assert_array_equal(found["entries"], expected.indices)
-    np.testing.assert_allclose(found["weights"], expected.weights, rtol=1e-4)
-    np.testing.assert_allclose(found["values"], expected.values, rtol=1e-4)
-    np.testing.assert_array_equal(found["classes"], expected.values.argmax(axis=-1))
 
 
 def test_keras_exports_a_loaded_model_that_was_not_called(neighborhoods, tmp_path):
@@ -153,7 +134,7 @@ def test_preprocessing_and_a_signature_in_place_of_the_predictions(tmp_path):
     raw = keras.Sequential(
         [keras.Input((None, 2), dtype="uint8"), keras.layers.Rescaling(1 / 255)]
     )
-    model = model_of(keras.layers.Dense(3), (2, 2))
+    model = stacked((2, 2), keras.layers.Dense(3))
 
     def named(x):
         probabilities = ops.softmax(model(x))
@@ -221,7 +202,7 @@ class Tables(keras.layers.Layer):
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="Tables of TensorFlow")
 def test_tables_under_any_name_are_part_of_the_export(tmp_path):
-    loaded = exported(model_of(Tables()), tmp_path)
+    loaded = exported(stacked((4,), Tables()), tmp_path)
     found = loaded.serve(tf.constant([[1.0, 2.0, 3.0, 1.0]]))
     np.testing.assert_array_equal(found, [[20, 40, -3, 20]])
 
@@ -237,14 +218,14 @@ def words_inside():
 
 def words_before_in_a_stack():
     """A stack that knows no shape of its inputs."""
-    model = model_of(keras.layers.Rescaling(1.0))
+    model = stacked((4,), keras.layers.Rescaling(1.0))
     return {"model": model, "preprocessing": keras.Sequential([lookup()])}
 
 
 def words_in_a_signature():
     numbers = keras.Input((4,), dtype="int64")
     names = keras.Model(numbers, lookup(invert=True)(numbers))
-    model = model_of(keras.layers.Rescaling(1.0))
+    model = stacked((4,), keras.layers.Rescaling(1.0))
     return {"model": model, "preprocessing": lookup(), "signatures": {"names": names}}
 
 
@@ -286,7 +267,7 @@ KEYS = (lambda a, b: {"a b": a, "a/b": b},)
 BAD = {
     "unshaped": (Unshaped, {}, "`examples` must be given, unless"),
     "any size": (
-        lambda: model_of(keras.layers.Conv1D(3, 3), (None, 1)),
+        lambda: stacked((None, 1), keras.layers.Conv1D(3, 3)),
         {},
         "be given, un",
     ),
@@ -315,7 +296,7 @@ def test_nothing_is_written_after_an_error(case, tmp_path):
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "mine").write_text("kept")
-    with pytest.raises(ValueError, match=r"`filepath` must be .*: nothing is overwritten"):
+    with refused(r"`filepath` must be .*: nothing is overwritten"):
         export.save_model(noisy_model(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -347,7 +328,7 @@ def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
     sphere = nsl_keras.layers.SphereConv2D(4, 3, padding="same")
     convolutions = [sphere, convolution(), convolution(predictor="sphere")]
     for number, layer in enumerate(convolutions):
-        model = model_of(layer, OF_ANY_SIZE)
+        model = stacked(OF_ANY_SIZE, layer)
         model.export(tmp_path / str(number), verbose=False)
         served = tf.saved_model.load(str(tmp_path / str(number)))
         x = normal(2, 9, 7, 3)
@@ -369,7 +350,7 @@ def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
 def test_onnx(layer, shape, size, tmp_path):
     import onnxruntime
 
-    model = model_of(layer, shape)
+    model = stacked(shape, layer)
     x = normal(2, *(size or shape[:1]), shape[-1])
     expected = model(x)
     model.export(tmp_path / "model.onnx", format="onnx", verbose=False)

@@ -11,11 +11,8 @@ import nsl_keras
 
 CASES = {case.name: case for case in harness.CASES}
 ADAPTABLE = harness.adaptable()
-#: `make test` compiles the cheapest, `make test-long` the others.
-COMPILED = [
-    each if each == "centroid" else pytest.param(each, marks=pytest.mark.long)
-    for each in CASES
-]
+#: In graphs, a neighborhood takes several inner steps.
+COMPILED = ("proto", "neighborhood_steps", "maml", "meta_neighborhoods")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,20 +59,24 @@ def test_export_of_adapted_models(name, tmp_path):
             np.testing.assert_allclose(found, expected[:count], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "name", ["centroid", *(pytest.param(each, marks=pytest.mark.long) for each in COMPILED)]
+)
 def test_compiled(name):
     """Prediction and training in graphs, of several numbers of examples."""
-    model, inputs, labels = CASES[name].built(jit_compile=False)
+    case = (CASES | ADAPTABLE)[name]
+    model, inputs, labels = case.built(jit_compile=False)
     expected = as_numpy(model(inputs))
     for count in (len(expected), 1):
         first = keras.tree.map_structure(lambda each, n=count: each[:n], inputs)
         found = model.predict(first, verbose=0)
         np.testing.assert_allclose(found, expected[:count], rtol=1e-3, atol=1e-4)
-    if CASES[name].trains:
+    if case.trains:
         harness.check_step(model, inputs, labels)
 
 
-@pytest.mark.parametrize("name", COMPILED[:-1])  # All but Meta-Neighborhoods.
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["proto", "neighborhood", "maml"])
 def test_exported_learners_take_any_number_of_images(name, tmp_path):
     """An exported learner answers episodes with other shots and queries."""
     import tensorflow as tf

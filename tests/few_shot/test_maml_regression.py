@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from finite_differences import at_values, check_scalar_gradients
-from helpers import BACKEND, as_numpy, randomize, reloaded
+from helpers import BACKEND, as_numpy, randomize, refused, reloaded, stacked
 from keras import layers
 
 import nsl_keras
@@ -17,11 +17,11 @@ RATE = 0.1
 def network(*outputs, activation=None):
     """From vectors of 3 numbers to outputs of a shape, smooth."""
     dense = layers.Dense(5, "softplus"), layers.Dense(int(np.prod(outputs)), activation)
-    return keras.Sequential([keras.Input((3,)), *dense, layers.Reshape(outputs)])
+    return stacked((3,), *dense, layers.Reshape(outputs))
 
 
 def linear():
-    return keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    return stacked((3,), layers.Dense(1))
 
 
 def episodes(*outputs, count=4, support=5, queries=6):
@@ -38,15 +38,10 @@ def compiled(model, loss="mean_squared_error"):
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX computes in float32")
-@pytest.mark.parametrize(
-    ("loss", "outputs"), [("mean_squared_error", (1,)), (keras.losses.LogCosh, (2, 2))]
-)
-def test_outer_gradients_equal_finite_differences(loss, outputs, float64):
-    inner_loss = loss if isinstance(loss, str) else loss()
-    model = MAML(
-        network(*outputs), inner_steps=2, inner_learning_rate=RATE, inner_loss=inner_loss
-    )
-    inputs, targets = episodes(*outputs)
+def test_outer_gradients_equal_finite_differences(float64):
+    options = {"inner_learning_rate": RATE, "inner_loss": keras.losses.LogCosh()}
+    model = MAML(network(2, 2), inner_steps=2, **options)
+    inputs, targets = episodes(2, 2, count=2)
     model(inputs)
     randomize(model.trainable_variables, 0.1)
 
@@ -108,7 +103,7 @@ def test_first_order_gradients_are_those_at_the_weights_after_the_steps():
 
 @pytest.mark.parametrize(
     ("outputs", "loss"),
-    [((1,), "huber"), ((2, 3), "huber"), ((), "huber"), ((2,), "binary_crossentropy")],
+    [((2, 3), "huber"), ((), "huber"), ((2,), "binary_crossentropy")],
 )
 def test_targets_of_any_shape_and_any_loss(outputs, loss, tmp_path):
     inputs, targets = episodes(*outputs)
@@ -119,7 +114,7 @@ def test_targets_of_any_shape_and_any_loss(outputs, loss, tmp_path):
     inner_loss = keras.losses.get(loss)
     model = compiled(MAML(made, inner_steps=1, inner_loss=inner_loss), loss)
     weights = np.array([1.0, 2.0, 0.0, 1.0])
-    history = model.fit(inputs, targets, epochs=3, sample_weight=weights, verbose=0).history
+    history = model.fit(inputs, targets, epochs=2, sample_weight=weights, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     assert model.get_build_config()["input_shape"][1][2:] == outputs  # Exports use it.
     found = model.predict(inputs, verbose=0)
@@ -161,14 +156,14 @@ def test_bad_targets():
         ((x, y, queries), targets[..., [0, 0]], "`y` must be of the shape of the outputs"),
         ((x, y, queries), targets[:, :1], "`y` must be of the shape of the outputs"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             model.fit(inputs, given, verbose=0)
     for given, message in (
         (y[0, :, 0], "`y` must be of the shape of the outputs"),
         (None, "`y` must be given, unless"),
         (with_nan(y[0]), "`y` must be finite"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             model.adapt(x[0], given)
 
 
@@ -177,7 +172,7 @@ def test_export(tmp_path):
     import tensorflow as tf
 
     inputs = [each.astype("float32") for each in episodes(1)[0]]
-    model = MAML(linear(), inner_loss="mse")
+    model = MAML(linear(), inner_steps=1, inner_loss="mse")
     expected = as_numpy(model(inputs))
     nsl_keras.export.save_model(model, tmp_path / "1", examples=inputs)
     served = tf.saved_model.load(str(tmp_path / "1"))

@@ -4,7 +4,7 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import Batches, as_numpy
+from helpers import Batches, as_numpy, refused, stacked
 
 import nsl_keras
 from nsl_keras import few_shot
@@ -41,7 +41,7 @@ def test_episodes_queries_and_the_order_of_the_support_do_not_matter(learner, op
 @pytest.mark.parametrize("training", [False, True])
 def test_batch_normalization_policies(policy, training):
     layer = nsl_keras.layers.BatchNormalization()
-    backbone = keras.Sequential([keras.Input((data.SIZE,)), layer])
+    backbone = stacked((data.SIZE,), layer)
     rng = np.random.default_rng(3)
     stored = [rng.uniform(0.5, 2, size=data.SIZE).astype("float32") for _ in range(4)]
     before = 512 * 100  # The last 100 examples weigh as much as a batch of 100.
@@ -102,9 +102,9 @@ def test_dropout_and_noise_are_off_by_episode():
     for norms in ([], [nsl_keras.layers.BatchNormalization()]):
         found = []
         for layers in (norms, [*norms, *noise]):
-            stack = [keras.Input((data.SIZE,)), *layers, keras.layers.Flatten()]
+            backbone = stacked((data.SIZE,), *layers, keras.layers.Flatten())
             options = {"batch_normalization": "support"}
-            model = few_shot.ProtoNet(keras.Sequential(stack), data.WAYS, **options)
+            model = few_shot.ProtoNet(backbone, data.WAYS, **options)
             found.append(model(inputs, training=True))
         np.testing.assert_array_equal(*found)
 
@@ -133,7 +133,7 @@ def test_arrays_are_checked_before_the_first_step(inputs, message):
     model = proto()
     model.compile("sgd", LOSS)
     for run in (model.predict, model.fit):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             run(inputs(*data.episodes()[0]))
 
 
@@ -142,20 +142,23 @@ def test_query_labels_that_are_no_classes_and_class_weights():
     model.compile("sgd", LOSS)
     shape = labels.shape
     for wrong in (np.full((*shape, 1), 9), np.full((*shape, 3), 0.5)):
-        with pytest.raises(ValueError, match=r"`y` must .*Received"):
+        with refused(r"`y` must .*Received"):
             model.fit(inputs, wrong, verbose=0)
-    with pytest.raises(ValueError, match="`class_weight` must be None"):
+    with refused("`class_weight` must be None"):
         model.fit(inputs, labels, class_weight={0: 2.0, 1: 1.0})
-    with pytest.raises(ValueError, match="`class_weight` must be None"):
+    with refused("`class_weight` must be None"):
         model.fit(inputs, labels, 1, 1, 0, None, 0.0, None, True, {0: 2.0, 1: 1.0})
 
 
 def test_support_labels_outside_the_classes_in_a_later_batch():
-    network = keras.Sequential([keras.Input((6,)), keras.layers.Dense(data.WAYS)])
+    network = stacked((6,), keras.layers.Dense(data.WAYS))
     inputs, labels = data.episodes()
     support, given, queries = inputs
     wrong = (support, given + 1, queries)
-    for model in (few_shot.ProtoNet(network, data.WAYS), few_shot.MAML(network)):
+    for model in (
+        few_shot.ProtoNet(network, data.WAYS),
+        few_shot.MAML(network, inner_steps=1),
+    ):
         model.compile("sgd", LOSS)
         with pytest.raises(nsl_keras.NonFiniteLossError, match="outside the classes"):
             batches = iterated((inputs, labels), (wrong, labels), (wrong, labels))
@@ -175,35 +178,21 @@ def test_weights_of_episodes_and_of_queries():
         np.testing.assert_allclose(found["accuracy"], expected, rtol=1e-5)
 
 
-def test_networks_it_cannot_take():
+def test_networks_it_cannot_take(eager):
     inputs, _ = data.episodes()
     image, sequences = keras.Input((data.SIZE,)), data.identity(None, 2)
     logits = keras.layers.Dense(data.WAYS)(image)
     for outputs in ([image, 2 * image], {"logits": logits}, [logits]):
         model = keras.Model(image, outputs)
         for make in (few_shot.ProtoNet, few_shot.MAML):
-            with pytest.raises(ValueError, match=r"must .*one output.*Received"):
+            with refused(r"must .*one output.*Received"):
                 make(model)(inputs)
     # A finetuner makes a new classifier.
     assert few_shot.Finetuner(model, data.WAYS, steps=1)(inputs).shape == (2, 4, 3)
-    with pytest.raises(ValueError, match="of known sizes"):
+    with refused("of known sizes"):
         few_shot.ProtoNet(sequences).build([(2, 6, None, 2), (2, 6), (2, 4, None, 2)])
-    with pytest.raises(ValueError, match="`loss` must take logits"):
+    with refused("`loss` must take logits"):
         proto().compile("adam", "sparse_categorical_crossentropy")
-
-
-def test_a_loss_of_a_subclass_without_training():
-    class Own(few_shot.ProtoNet):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-            return 2 * super().compute_loss(x, y, y_pred, sample_weight)
-
-    inputs, labels = data.episodes()
-    losses = []
-    for kind in (few_shot.ProtoNet, Own):
-        model = kind(data.identity(), data.WAYS, learn_temperature=True)
-        model.compile("sgd", LOSS, run_eagerly=True)
-        losses.append(model.fit(inputs, labels, verbose=0).history["loss"][0])
-    np.testing.assert_allclose(losses[1], 2 * losses[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +210,7 @@ def test_a_loss_of_a_subclass_without_training():
     ],
 )
 def test_wrong_arguments(learner, options, message):
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         learner(**{"backbone": data.identity(), **options})
 
 
@@ -238,21 +227,15 @@ def test_subclasses_keep_the_arguments_that_they_pass_on():
     assert own.get_config().keys() == proto().get_config().keys()
     again = WithKeywords.from_config(own.get_config())
     assert (again.temperature, again.ways) == (0.1, data.WAYS)
-    (support, labels, queries), _ = data.episodes()
-    model = own.adapt(support[0], labels[0])
-    adapted = model.temperature * model.predict(queries[0], verbose=0)
-    np.testing.assert_allclose(adapted, own((support, labels, queries))[0], rtol=1e-4)
 
 
-def test_images_without_a_last_axis_of_one():
+def test_images_without_a_last_axis_of_one(eager):
     (support, labels, queries), _ = data.episodes(shape=IMAGE)
-    backbone = data.convolutional()
-    stack = [backbone, keras.layers.Flatten(), keras.layers.Dense(data.WAYS)]
-    learners = (
+    backbone = stacked(IMAGE, keras.layers.Flatten(), keras.layers.Dense(data.WAYS))
+    for learner in (
         few_shot.ProtoNet(backbone, data.WAYS),
-        few_shot.MAML(keras.Sequential(stack)),
-    )
-    for learner in learners:
+        few_shot.MAML(backbone, inner_steps=1),
+    ):
         episode = (support[..., 0], labels, queries[..., 0])
         found = learner.predict(episode, verbose=0)
         np.testing.assert_allclose(found, learner((support, labels, queries)), rtol=1e-4)

@@ -1,10 +1,10 @@
-"""Prototypes and nearest centroids against NumPy."""
+"""Prototypes, nearest centroids and neighborhoods without a step, against NumPy."""
 
 import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import assert_all_equal
+from helpers import assert_all_equal, stacked
 from keras import ops
 
 from nsl_keras import few_shot
@@ -13,20 +13,29 @@ CENTER = np.linspace(-1, 1, data.SIZE).astype("float32")
 
 
 @pytest.mark.parametrize(
-    ("metric", "normalize"), [("cosine", True), ("euclidean", True), ("euclidean", False)]
+    ("kind", "metric", "normalize"),
+    [
+        (few_shot.NearestCentroid, "cosine", True),
+        (few_shot.NearestCentroid, "euclidean", True),
+        (few_shot.NearestCentroid, "euclidean", False),
+        (few_shot.ProtoNet, "cosine", None),
+        (few_shot.ProtoNet, "euclidean", None),
+    ],
 )
-def test_nearest_centroid(metric, normalize):
-    inputs, _ = data.episodes(batch=3)
-    options = {"metric": metric, "normalize": normalize}
+def test_comparison_with_the_means_of_unequal_shots(kind, metric, normalize):
+    """By cosines, or by minus the squared distances."""
+    (support, _, queries), _ = data.episodes()
+    labels = np.array([[0, 0, 0, 0, 1, 2], [2, 1, 1, 0, 2, 1]])
+    given = {"temperature": 0.1} if normalize is None else {"normalize": normalize}
     centered = keras.layers.Normalization(-1, CENTER, np.ones(data.SIZE))
-    layers = [keras.Input((data.SIZE,)), centered]
-    model = few_shot.NearestCentroid(keras.Sequential(layers), data.WAYS, **options)
-    support, labels, queries = inputs
+    model = kind(stacked((data.SIZE,), centered), data.WAYS, metric=metric, **given)
+    found = model((support, labels, queries))
     prepare = data.unit if normalize else np.asarray
     support, queries = (prepare(each - CENTER) for each in (support, queries))
-    means = np.eye(data.WAYS)[labels].swapaxes(1, 2) @ support / data.SHOTS
-    expected = data.scores(queries, means, metric)
-    np.testing.assert_allclose(model(inputs), expected, rtol=1e-4, atol=1e-5)
+    membership = np.eye(data.WAYS)[labels]
+    means = np.einsum("bsw,bsd->bwd", membership, support) / membership.sum(1)[..., None]
+    expected = data.scores(queries, means, metric) / given.get("temperature", 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_backbone_stays_in_inference_mode():
@@ -37,19 +46,6 @@ def test_the_backbone_stays_in_inference_mode():
     weights = backbone.get_weights()
     np.testing.assert_array_equal(model(inputs, training=True), expected)
     assert_all_equal(backbone.get_weights(), weights)
-
-
-@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-def test_comparison_with_the_means_of_unequal_shots(metric):
-    """By cosines, or by minus the squared distances."""
-    (support, _, queries), _ = data.episodes()
-    labels = np.array([[0, 0, 0, 0, 1, 2], [2, 1, 1, 0, 2, 1]])
-    model = few_shot.ProtoNet(data.identity(), data.WAYS, metric=metric, temperature=0.1)
-    membership = np.eye(data.WAYS)[labels]
-    means = np.einsum("bsw,bsd->bwd", membership, support) / membership.sum(1)[..., None]
-    expected = data.scores(queries, means, metric)
-    found = model((support, labels, queries))
-    np.testing.assert_allclose(found, expected / 0.1, rtol=1e-5, atol=1e-5)
 
 
 def test_the_temperature_is_learned_by_its_logarithm():
@@ -64,3 +60,15 @@ def test_the_temperature_is_learned_by_its_logarithm():
     assert np.isclose(float(variable.value), np.log(4.0)) and not fixed.weights
     variable.assign(np.log(2.0))
     np.testing.assert_allclose(model(inputs), 2 * logits, rtol=1e-5)
+
+
+def test_neighborhoods_at_rate_zero_are_the_nearest_centroid():
+    inputs, _ = data.episodes()
+    model = few_shot.NeighborhoodLearner(data.identity(), data.WAYS, scale=7.0)
+    adapted = ops.convert_to_numpy(model(inputs))
+    (raw,) = model.rate.weights
+    raw.assign(0.0)
+    centroids = few_shot.NearestCentroid(data.identity(), data.WAYS)
+    expected = 7 * ops.convert_to_numpy(centroids(inputs))
+    np.testing.assert_allclose(model(inputs), expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(adapted - expected).max() > 0.01

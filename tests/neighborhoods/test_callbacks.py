@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_all_equal, assert_equal, normal, refusing
+from helpers import as_numpy, assert_all_equal, assert_equal, normal, refusing, stacked
 
 import nsl_keras
 from nsl_keras.callbacks import DictionaryInitializer
@@ -12,17 +12,16 @@ ENTRIES, FEATURES = 6, 4
 FEW = normal(24, FEATURES), np.random.default_rng(0).integers(0, 3, size=24)
 
 
-def make_model(task="classification", **options):
-    regression = task == "regression"
-    model = nsl_keras.MetaNeighborhoodModel(
-        keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(5)]),
-        keras.layers.Dense(2 if regression else 3),
-        nsl_keras.layers.NeighborDictionary(ENTRIES, seed=0, **options),
-        task=task,
-    )
-    model.build((None, FEATURES))
+def make_model(task="classification"):
     logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    loss = "mse" if regression else logits
+    outputs, loss = (2, "mse") if task == "regression" else (3, logits)
+    backbone, head = (
+        stacked((FEATURES,), keras.layers.Dense(5)),
+        keras.layers.Dense(outputs),
+    )
+    dictionary = nsl_keras.layers.NeighborDictionary(ENTRIES, seed=0)
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, dictionary, task=task)
+    model.build((None, FEATURES))
     model.compile(keras.optimizers.Adam(0.1), loss, run_eagerly=True)  # No long tracing.
     return model
 

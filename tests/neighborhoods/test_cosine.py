@@ -1,17 +1,7 @@
 """The cosine classifier."""
 
-import keras
 import numpy as np
-import pytest
-from helpers import (
-    DTYPES,
-    as_numpy,
-    assert_close,
-    assert_equal,
-    gradients,
-    normal,
-    refusing,
-)
+from helpers import as_numpy, assert_close, assert_equal, gradients, normal, refusing
 from keras import ops
 
 from nsl_keras.layers import CosineDense
@@ -39,10 +29,3 @@ test_errors = refusing(
     (lambda: CosineDense(3, scale=0.0), "`scale` must be a finite number above zero"),
     (lambda: CosineDense(3).build((2, None)), "last axis of the input must be known"),
 )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_integers_are_taken_in_full_precision(dtype):
-    keras.config.set_floatx(dtype)
-    layer, integers = CosineDense(3), np.arange(8).reshape(2, 4)
-    assert_equal(layer(integers), layer(integers.astype(dtype)))

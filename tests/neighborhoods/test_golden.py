@@ -10,8 +10,6 @@ from keras import ops
 
 import nsl_keras
 
-pytestmark = pytest.mark.jax
-
 #: The loops, and what to run quickly beside the dual form in float64.
 INNER_LOOPS = {
     "cos_scalar_1step": (),
@@ -24,6 +22,11 @@ INNER_LOOPS = {
     "dot_scalar_1step": ("tape", "float32"),
     "dot_scalar_3step": (),
     "euclid_scalar_1step": ("tape", "float32"),
+}
+#: What JAX runs too: each metric, form of the rate and inner loop.
+ON_JAX = {
+    *(("cos_diag_3step", "dual"), ("dot_scalar_3step", "dual")),
+    *(("euclid_scalar_1step", "dual"), ("cos_dropout_2step", "tape")),
 }
 
 
@@ -82,7 +85,8 @@ def meta_loss(golden, logits):
     [
         pytest.param(
             *(name, dtype, inner_loop),
-            marks=pytest.mark.long if inner_loop not in ("dual", *quick) else (),
+            marks=[pytest.mark.long] * (inner_loop not in ("dual", *quick))
+            + [pytest.mark.jax] * ((name, inner_loop) in ON_JAX),
         )
         for name, quick in INNER_LOOPS.items()
         for dtype in DTYPES
@@ -129,6 +133,7 @@ def test_inner_loop(name, dtype, inner_loop):
         golden.check(key, np.reshape(as_numpy(gradient), golden[key].shape), dtype)
 
 
+@pytest.mark.jax
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_film(dtype):
     golden = Golden("mn_ifilm")
