@@ -183,7 +183,7 @@ def of_sequences(*end):
 
 test_errors = refusing(
     (lambda: from_classifier(keras.Model()), "`model` must be a functional or Sequential"),
-    (lambda: from_classifier(keras.Sequential([layers.Dense(3)])), "and must be built"),
+    (lambda: from_classifier(keras.Sequential([layers.Dense(3)])), "and built: start it"),
     (lambda: from_classifier(several_outputs()), "must end in one Dense"),
     (lambda: from_classifier(same_layer_twice()), "uses its last layer once"),
     (lambda: from_classifier(sequential(layers.Dense(1))), "at least two classes"),
