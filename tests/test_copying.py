@@ -305,6 +305,25 @@ def test_tied_weights_stay_tied():
         assert_predicts_as(converted, model)
 
 
+def test_tied_weights_that_a_file_unties_are_refused():
+    class Untied(Tied):
+        """Its config describes a new layer."""
+
+        def get_config(self):
+            return keras.layers.Layer.get_config(self)
+
+        @classmethod
+        def from_config(cls, config):
+            source = keras.layers.Dense(5)
+            source.build((None, 144))
+            return cls(source, **config)
+
+    inputs, dense = keras.Input((144,)), keras.layers.Dense(5)
+    model = keras.Model(inputs, Untied(dense)(dense(inputs)))
+    with pytest.raises(ValueError, match="weights that its configuration does not make"):
+        copied(model)
+
+
 def test_a_predictor_shared_across_a_nested_model_stays_shared():
     shared = nsl_keras.predictors.SharedSimilarityPredictor(adapted_filters=2)
     convolution = functools.partial(
