@@ -107,7 +107,7 @@ def save_model(
     >>> served.serve(x).shape
     TensorShape([2, 3])
     """
-    path = files.local(filepath)
+    path = files.local(filepath, "filepath")
     demand = "a path where nothing exists yet: nothing is overwritten"
     validation.require(not path.exists(), "filepath", demand, str(filepath))
     demand = "a Keras model; of a `few_shot.Finetuner`, pass what its `adapt` returns"
@@ -121,7 +121,8 @@ def save_model(
     with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):
         # Without a plain equivalent, the model itself is written.
         served = model if isinstance(model, EpisodicLearner) else fold(model)
-    names = getattr(model, "class_names", None)
+    last = (getattr(model, "layers", None) or [model])[-1]
+    names = getattr(model, "class_names", getattr(last, "class_names", None))
     functions = _signatures_of(served, k, names) | further
 
     def guarded(function: Function) -> Function:

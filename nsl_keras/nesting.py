@@ -90,9 +90,9 @@ def pass_on_frozen(layer: Layer) -> None:
 def unfreeze(model: Layer) -> None:
     """Makes all layers of a model trainable, at any depth.
 
-    Layers with a similarity train their kernel too. Setting `trainable` of a model does not
-    reach layers inside it if the flag of the model stands already. Compile the model again
-    afterwards.
+    Layers with a similarity train their kernel too; a kernel with LoRA stays frozen.
+    Setting `trainable` of a model does not reach layers inside it if the flag of the model
+    stands already. Compile the model again afterwards.
 
     Args:
         model: A model or a layer, of any class.
@@ -112,6 +112,13 @@ def unfreeze(model: Layer) -> None:
             part.kernel_trainable = True
         part.trainable = False  # Setting a flag to its present value reaches no variables.
         part.trainable = True
+    for part in (model, *sublayers(model)):
+        if getattr(part, "lora_enabled", False):
+            # Keras freezes the variable that `lora_<name>_a` belongs to.
+            names = {each.name for each in part.variables}
+            for variable in part.variables:
+                if f"lora_{variable.name}_a" in names:
+                    variable.trainable = False
 
 
 @contextlib.contextmanager

@@ -33,8 +33,8 @@ class Similarity(abc.ABC):
             the sum over the matrices `(n, T, T)`, as these do.
         constraint: Constraint on the parameters of a static `M`.
         shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
-            an int, the number of consecutive input channels that share one `M`. Only for
-            static layers.
+            an int, the number of consecutive input channels that share one `M`. All
+            matrices start equal. Only for static layers.
         learn_shape: bool, whether to learn which taps the kernel keeps: `D M` takes the
             place of `M`, with a Boolean diagonal `D`, the layer's `learned_shape`. Not for
             recurrent layers.

@@ -79,6 +79,17 @@ def maml():
     return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=1)
 
 
+def attention():
+    """Adapted in place, with a rotation of each layer's features."""
+    inputs = keras.Input((8, 8, 1))
+    tokens = keras.layers.Reshape((8, 8))(inputs)
+    outputs = keras.layers.MultiHeadAttention(2, 4)(tokens, tokens)
+    outputs = keras.layers.Dense(3)(keras.layers.Flatten()(outputs))
+    options = {"block_size": 4, "freeze_backbone": "features", "inplace": True}
+    model = keras.Model(inputs, outputs)
+    return nsl_keras.convert.add_similarity(model, "orthogonal", **options)
+
+
 def fit(strategy, make, x, y, batch, rate=0.002, **options):
     """A model after two epochs, and what `fit` returns."""
     keras.utils.set_random_seed(0)
@@ -113,6 +124,9 @@ TRAININGS = {
     "neighborhoods": {"make": neighborhoods},
     "maml": {"make": maml, "x": of_episodes, "y": episodes.query_labels, "rate": 0.05},
 }
+
+if not WORKERS:  # Keras's own models do not predict on several workers.
+    TRAININGS["attention"] = {"make": attention, "rate": 0.05}
 
 
 def uneven(strategy, **options):

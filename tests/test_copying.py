@@ -320,7 +320,7 @@ def test_tied_weights_that_a_file_unties_are_refused():
 
     inputs, dense = keras.Input((144,)), keras.layers.Dense(5)
     model = keras.Model(inputs, Untied(dense)(dense(inputs)))
-    with pytest.raises(ValueError, match="save and load.*layer 'untied'"):
+    with pytest.raises(ValueError, match=r"save and load.*layer 'untied'"):
         copied(model)
 
 

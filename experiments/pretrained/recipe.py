@@ -21,6 +21,17 @@ FLAGS = study.FLAGS
 SHOTS, EPOCHS = 5, 30
 
 
+def head_alone(classifier: keras.Model, few: study.Few) -> float:
+    """The accuracy after as much training of the dense layer alone; changes it."""
+    network, names = classifier.layers
+    head = network.layers[-1]
+    features = keras.Model(network.inputs, head.input)
+    alone = keras.Sequential([head, names])
+    study.fit(alone, study.features(few.images, features), few.labels, 1e-3, EPOCHS)
+    x = study.features(few.judged, features)
+    return study.accuracy(few, alone, x)["accuracy"]
+
+
 def run(place: str, number: int) -> dict:
     few = study.draw(place, SHOTS, number)
     keras.utils.set_random_seed(number)
@@ -48,13 +59,7 @@ def run(place: str, number: int) -> dict:
         name: study.accuracy(few, model, few.judged)["accuracy"]
         for name, model in models.items()
     }
-    # The control: what `fit` does without `M`, which `adapt` shall not be judged after.
-    *_, head = classifier.layers
-    features = keras.Model(classifier.inputs, head.input)
-    alone = keras.Sequential([head])
-    study.fit(alone, study.features(few.images, features), few.labels, 1e-3, EPOCHS)
-    x = study.features(few.judged, features)
-    found["head"] = study.accuracy(few, alone, x)["accuracy"]
+    found["head"] = head_alone(classifier, few)
     print({name: round(100 * each, 1) for name, each in found.items()}, flush=True)
     trained = sum(int(np.prod(each.shape)) for each in similar.trainable_variables)
     about = runs.about("pretrained.recipe")

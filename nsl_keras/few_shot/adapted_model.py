@@ -200,7 +200,8 @@ def _numbered(
         "labels of two or more classes, and an example of each class; with `class_names` "
         f"{class_names!r} these names, or numbers that count them from 0"
     )
-    validation.require(found == sorted(classes) and len(found) > 1, "y", demand, found)
+    fits = found == sorted(classes) and 1 < len(found) == len({*names})
+    validation.require(fits, "y", demand, found)
     places = {label: place for place, label in enumerate(classes)}
     numbers = np.array([places[label] for label in labels.tolist()], "int32")
     return numbers, tuple(map(str, names))

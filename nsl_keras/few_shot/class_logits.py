@@ -33,7 +33,8 @@ class ClassLogits(keras.layers.Layer):
         Same as the input, in float32 or wider.
 
     Raises:
-        ValueError: If `temperature` is not above 0.
+        ValueError: If `temperature` is not above 0; when built, if there is another number
+            of logits than of names.
 
     Example:
 
@@ -63,6 +64,12 @@ class ClassLogits(keras.layers.Layer):
         options: dict[str, Any] = {"trainable": False, "autocast": False}
         # Here, because it has no input shape to wait for.
         self.divisor = self.add_weight((), start, "float32", name="temperature", **options)
+
+    def build(self, input_shape: Any) -> None:
+        logits = input_shape[-1]
+        fits = logits in (None, len(self.class_names))
+        demand = f"{logits} names, one for each logit"
+        validation.require(fits, "class_names", demand, self.class_names)
 
     @property
     def temperature(self) -> float:

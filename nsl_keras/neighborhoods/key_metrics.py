@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs
+from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor
 
 NORM_EPSILON = 1e-12
@@ -116,7 +116,7 @@ class Euclidean(KeyMetric):
     """
 
     def __init__(self, squared: bool = True) -> None:
-        self.squared = squared
+        self.squared = validation.boolean(squared, "squared")
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         # No derivative: the result does not depend on the center.

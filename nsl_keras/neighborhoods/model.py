@@ -182,6 +182,8 @@ class MetaNeighborhoodModel(CheckedModel):
         return made
 
     def build(self, input_shape: Any) -> None:
+        if self.built:
+            return  # Functions that are traced already read the constants.
         self.compute_output_shape(input_shape)
         self.neighborhood.constants.build()
         nesting.pass_on_frozen(self)

@@ -37,7 +37,8 @@ def split_classifier(
         *[keras.activations.softmax] * softmax,
         *[keras.activations.sigmoid] * is_binary,
     )
-    is_linear = all(each in dropped for each in activations)
+    others = [each for each in activations if each is not keras.activations.linear]
+    is_linear = len(others) < 2 and all(each in dropped for each in others)
     if not (_is_dense(last) and is_linear and all(type(each) in passing for each in after)):
         names = [each and each.name for each in (last, *reversed(after))]
         raise ValueError(

@@ -116,6 +116,9 @@ def add_similarity(
     validation.require(is_new, "predictor", demand, predictor)
     validation.one_of(freeze_backbone, (True, False, "features"), "freeze_backbone")
     validation.boolean(inplace, "inplace")
+    fits = freeze_backbone != "features" or not hasattr(model, "neighborhood")
+    demand = "True or False: a MetaNeighborhoodModel trains its head and dictionary anyway"
+    validation.require(fits, "freeze_backbone", demand, freeze_backbone)
     root = graphs.root_of(model)
     found = [*nesting.sublayers(root)]
     chosen = _chosen(root, found, similarity, predictor, layers, block_size)

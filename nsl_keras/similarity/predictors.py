@@ -211,6 +211,12 @@ class SimilarityPredictor:
         validation.optional(validation.positive_integer, self.width, "width")
         validation.optional(validation.positive_integer, self.downsampling, "downsampling")
         validation.one_of(self.start, ("identity", "published"), "start")
+        for name in ("pooled", "residual"):
+            validation.boolean(getattr(self, name), name)
+        norms = self.batch_normalization
+        fits = norms is None or isinstance(norms, (bool, dict))
+        demand = "True, False, None, or a dictionary of arguments"
+        validation.require(fits, "batch_normalization", demand, norms)
 
     def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""

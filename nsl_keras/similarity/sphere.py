@@ -158,8 +158,8 @@ class SphereConv2D(Sphere, keras.layers.Conv2D):
             the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6).
 
     Raises:
-        ValueError: For invalid arguments, also of `keras.layers.Conv2D`, and for LoRA
-            and quantized policies.
+        ValueError: For invalid arguments, also of `keras.layers.Conv2D`, and for
+            quantized policies.
 
     Example:
 

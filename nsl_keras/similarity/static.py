@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -80,12 +81,15 @@ class StaticForm(BilinearForm):
         self._by_matrix = (*leading, self.size, -1, filters // second)
         start = similarity.start(self.size, self.variable_dtype)
         start = np.broadcast_to(start, (*leading, *start.shape))
+        constraint = similarity.constraint
+        if leading and constraint is not None:  # It is made for one `M`.
+            constraint = functools.partial(ops.vectorized_map, similarity.constraint)
         self.similarity_parameters = self.add_weight(
             name="similarity",
             shape=start.shape,
             initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
             regularizer=similarity.regularizer and _Penalty(self),
-            constraint=similarity.constraint,
+            constraint=constraint,
             autocast=False,
         )
         self.build_shape()

@@ -115,5 +115,5 @@ def _row(whole: Any, layers: Sequence[Any]) -> dict[str, Any]:
         "similarity": ", ".join(dict.fromkeys(names)),
         "parameters": whole.count_params(),
         "similarity_parameters": sum(math.prod(each.shape) for each in weights.values()),
-        "folds": all(map(is_foldable, layers)),
+        "folds": bool(layers) and all(map(is_foldable, layers)),
     }

@@ -62,7 +62,7 @@ def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     validation.require(trained, "model", "one with trainable weights", model.name)
     header = {"description": _description(model, trained), "network": _checksum(frozen)}
     values = [ops.convert_to_numpy(ops.cast(each, "float32")) for each in trained]
-    with files.replacing(files.local(path)) as scratch, open(scratch, "wb") as file:
+    with files.replacing(files.local(path, "path")) as scratch, open(scratch, "wb") as file:
         np.savez_compressed(file, json.dumps(header), *values)
 
 
@@ -93,7 +93,7 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """
     trained, frozen = _trained_and_frozen(model, "load_task")
     try:
-        with open(files.local(path), "rb") as stream, np.load(stream) as file:
+        with open(files.local(path, "path"), "rb") as stream, np.load(stream) as file:
             first, *values = (file[f"arr_{number}"] for number in range(len(file.files)))
         header = json.loads(str(first))
         saved, network = header["description"], header["network"]
@@ -112,7 +112,8 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
         for one, other in itertools.zip_longest(saved[part], own[part]):
             if (one and one[1:]) != (other and other[1:]):
                 raise ValueError(
-                    f"`model` must {demand} of the task in {os.fspath(path)!r}. Received: "
+                    f"`model` must {demand} of the task in {os.fspath(path)!r}: convert "
+                    "and freeze it as the model that was saved. Received: "
                     f"model {model.name!r} with {other}, where the task has {one}"
                 )
     demand = f"one with the frozen weights that the task in {os.fspath(path)!r} builds on"

@@ -107,7 +107,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         every: int = 1,
         delete_checkpoint: bool = True,
     ) -> None:
-        self.folder = files.local(folder)
+        self.folder = files.local(folder, "folder")
         # A folder of this process alone, where Keras reads and writes.
         super().__init__(str(self.folder / f".epoch_{uuid.uuid4().hex}"))
         self.callbacks = list(callbacks)

@@ -154,6 +154,9 @@ class _FirstChecked(keras.utils.PyDataset):
         self.on_epoch_begin = batches.on_epoch_begin
         self.on_epoch_end = batches.on_epoch_end
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "check": None}  # Other processes draw later batches.
+
     @property
     def num_batches(self) -> int | None:
         return self.batches.num_batches

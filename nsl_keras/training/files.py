@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from nsl_keras import validation
 
 
-def local(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns a path of this machine, or raises for a remote one."""
+def local(path: str | os.PathLike[str], name: str) -> pathlib.Path:
+    """Returns the path in an argument, or raises unless it is of this machine."""
     # `pathlib` makes a local folder `gs:` of `gs://bucket`, with one slash.
     is_local = not re.match(r"\w\w+:/", os.fspath(path))
     demand = "on this machine: write there, and copy it"
-    validation.require(is_local, "folder", demand, os.fspath(path))
+    validation.require(is_local, name, demand, os.fspath(path))
     return pathlib.Path(path).expanduser()
 
 

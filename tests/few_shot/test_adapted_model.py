@@ -209,3 +209,21 @@ def test_what_is_no_learner_and_no_model(tmp_path):
     finetuner = few_shot.Finetuner(dense(), 3)
     with refused("pass what its `adapt` returns"):
         export.save_model(finetuner, tmp_path / "1")
+
+
+def test_names_fit_the_logits():
+    with refused("`class_names` must be 2 names"):
+        few_shot.ClassLogits(NAMES)(np.zeros((1, 2)))
+    with refused("`y` must be labels of two or more classes"):
+        learner().adapt(SUPPORT, LABELS, ["elk", "elk", "owl"])
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="A signature of TensorFlow")
+def test_any_model_that_ends_in_names_serves_them(tmp_path):
+    import tensorflow as tf
+
+    model = stacked((4,), few_shot.ClassLogits(["a", "b", "c", "d"]))
+    export.save_model(model, tmp_path / "1")
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["classify"]
+    found = served(inputs=tf.eye(4))["class"].numpy()
+    assert found.tolist() == [b"a", b"b", b"c", b"d"]

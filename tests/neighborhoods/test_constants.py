@@ -171,3 +171,11 @@ def test_losses_and_metrics_of_one_s_own(eager):
         history = model.fit(X, Y, batch_size=20, verbose=0).history
         np.testing.assert_allclose(history.get("loss", expected), expected, rtol=1e-4)
         assert set(history) == shown
+
+
+def test_a_second_build_changes_nothing():
+    model = make_model()
+    model.predict(X, verbose=0)
+    model.build(X.shape)
+    model.head.kernel.assign(normal(5, 3, seed=3))
+    assert_close(model.predict(X, verbose=0), model(X))

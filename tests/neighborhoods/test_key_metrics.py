@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_close, normal
+from helpers import as_numpy, assert_close, normal, refused
 
 from nsl_keras import key_metrics
 from nsl_keras.layers import NeighborDictionary
@@ -28,6 +28,8 @@ def test_against_numpy(metric):
         serialize = keras.saving.serialize_keras_object
         assert_close(distance(queries, keys), -np.sqrt(-expected))
         assert key_metrics.get(serialize(distance)).squared is False
+        with refused("`squared` must be .*'no'"):
+            key_metrics.Euclidean(squared="no")
 
 
 def test_distances_far_from_zero():

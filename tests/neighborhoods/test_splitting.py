@@ -182,6 +182,10 @@ def of_sequences(*end):
 
 
 test_errors = refusing(
+    (
+        lambda: from_classifier(sequential(layers.Dense(3, "softmax"), layers.Softmax())),
+        "a softmax may follow",
+    ),
     (lambda: from_classifier(keras.Model()), "`model` must be a functional or Sequential"),
     (lambda: from_classifier(keras.Sequential([layers.Dense(3)])), "and built: start it"),
     (lambda: from_classifier(several_outputs()), "must end in one Dense"),

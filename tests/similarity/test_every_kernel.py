@@ -363,3 +363,15 @@ def test_the_classifier_is_the_layer_inside_its_wrapper():
         "kernel",
         "bias",
     ]
+
+
+def test_unfreeze_leaves_what_lora_froze():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    convert.add_similarity(model, layers=lambda _: True, inplace=True)
+    model.add(keras.layers.Dense(3))
+    for layer in model.layers:
+        layer.enable_lora(1)
+    model.trainable = False
+    convert.unfreeze(model)
+    frozen = [each.path for each in model.variables if not each.trainable]
+    assert [path.rpartition("/")[2] for path in frozen] == ["kernel", "kernel"]

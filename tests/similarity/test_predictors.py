@@ -470,6 +470,9 @@ WITH_NORMS = SimilarityPredictor(batch_normalization=True)
 
 test_errors = refusing(
     (recipe_of(kind="mlp"), r"`kind` must be one of .*kind='mlp'"),
+    (recipe_of(pooled="no"), r"`pooled` must be .*'no'"),
+    (recipe_of(residual="no"), r"`residual` must be .*'no'"),
+    (recipe_of(batch_normalization="no"), r"`batch_normalization` must be .*'no'"),
     (recipe_of(width=0), r"`width` must be .*width=0"),
     (recipe_of(start="zero"), r"`start` must be one of .*'zero'"),
     (dense_with(SimilarityPredictor(pooled=True)), "without `pooled` and `output_kern"),

@@ -1,5 +1,6 @@
 """A static `M`, or one for each filter or block of channels: `M^T W` by numbers."""
 
+import keras
 import numpy as np
 import pytest
 from helpers import (
@@ -19,6 +20,8 @@ from layer_cases import (
     static_matrix,
     with_arguments,
 )
+
+from nsl_keras import layers, similarities
 
 #: Geometries of each layer; tuples are cut to its number of axes.
 GEOMETRIES = {
@@ -154,3 +157,15 @@ test_errors = refusing(
     (lambda: made("depthwise", "full"), "shared .*'Full'"),
     (lambda: made("dense", "full"), "`similarity` must be shared .*'Full'"),
 )
+
+
+def test_a_constraint_sees_one_matrix():
+    options = {"shared_by": "filter", "constraint": keras.constraints.UnitNorm()}
+    layer = layers.NeuralSimilarityConv2D(
+        4, 3, similarity=similarities.Unconstrained(**options)
+    )
+    layer.build((None, 8, 8, 2))
+    variable = layer.bilinear_form.similarity_parameters
+    variable.assign(variable.constraint(normal(*variable.shape)))
+    norms = np.linalg.norm(as_numpy(variable), axis=1)
+    np.testing.assert_allclose(norms, np.ones((4, 9)), rtol=1e-5)

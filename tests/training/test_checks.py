@@ -1,6 +1,7 @@
 """What `fit` refuses beforehand, where it stops, and what a loss may leave out."""
 
 import inspect
+import pickle
 
 import keras
 import numpy as np
@@ -189,3 +190,8 @@ def test_no_graph_holds_a_nan(kind):
         model.predict(x, verbose=0)
     finally:
         tf.debugging.disable_check_numerics()
+
+
+def test_a_checked_data_set_can_be_pickled():
+    found = checks._FirstChecked(Batches((X, Y)), lambda batch: None)
+    assert pickle.loads(pickle.dumps(found))[0][0].shape[1:] == X.shape[1:]

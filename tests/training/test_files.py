@@ -56,5 +56,5 @@ def test_an_error_leaves_what_was_there(tmp_path, error):
 def test_local():
     for given in ("gs://bucket/model", pathlib.Path("gs://bucket"), "hdfs://host/a"):
         with pytest.raises(ValueError, match="must be on this machine"):
-            files.local(given)
-    assert files.local("~/model") == pathlib.Path.home() / "model"
+            files.local(given, "path")
+    assert files.local("~/model", "path") == pathlib.Path.home() / "model"
