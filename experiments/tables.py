@@ -123,10 +123,9 @@ def _where() -> str:
     """One row a kind of problem: points above a plain network, here and with rivals."""
     photographs = _records(pretrained.RECIPE).runs
 
-    def recipe(step: str, title: str) -> str:
+    def above(step: str, baseline: str = "regression") -> str:
         found = [each["accuracy"] for each in photographs]
-        above = [100 * (each[step] - each["regression"]) for each in found]
-        return f"{title}: {tables.mean(above, '+')}"
+        return tables.mean([100 * (each[step] - each[baseline]) for each in found], "+")
 
     few_shot = _records(*FEW_SHOT)
     trials = tables.trials_of(few_shot)
@@ -149,10 +148,11 @@ def _where() -> str:
     rows = [
         [
             "five photographs per class, clean and corrupted",
-            f"{recipe('adapt', '`Finetuner.adapt`')}; "
-            f"{recipe('similarity', 'then a similarity, trained and folded')}",
+            f"`Finetuner.adapt`: {above('adapt')}; then a similarity, trained and folded: "
+            f"{above('similarity')}, of which over the classifier alone "
+            f"{above('similarity', 'head')}",
             "logistic regression on the network's features: 0; "
-            f"{recipe('head', 'the classifier alone, trained as long')}",
+            f"the classifier alone, trained as long: {above('head')}",
             "none once folded",
         ],
         [
