@@ -29,7 +29,8 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
         model: A built model that Keras can save, or with `inplace` any built model. In a
             `MetaNeighborhoodModel`, the backbone is folded.
         inplace: bool, whether to change `model` itself and return it; not for models that
-            contain a `CosineDense`. Compile it again. Otherwise it does not change, and
+            contain a `CosineDense`. Compile it again, and any other model on its layers
+            that has run: its functions still contain `M`. Otherwise it does not change, and
             shares no weights with the new one. LoRA is merged either way; in place it stays
             enabled, and starts anew.
 
