@@ -322,6 +322,8 @@ def test_backbones_of_models_with_neighbors():
     model.dictionary.keys.assign(normal(*model.dictionary.keys.shape))
     added = add_similarity(model)
     assert type(added) is MetaNeighborhoodModel and added.name == "neighbors"
+    with pytest.raises(ValueError, match="`freeze_backbone` must be True or False"):
+        add_similarity(model, freeze_backbone="features")
     assert difference(model, added, IMAGES) == 0
     assert converted(added.backbone) == ["first"]
     # Head, dictionary and rate are trained, and only `M` of the backbone.
