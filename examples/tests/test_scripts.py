@@ -74,9 +74,7 @@ def test_similarity_layer(run):
 
 def test_few_shot_own_photos(run, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    printed = run(
-        "few_shot_own_photos", "--backbone=digits", "--epochs=1", f"--output={first}"
-    )
+    printed = run("few_shot_own_photos", "--backbone=digits", f"--output={first}")
     assert "15 photos of the classes 7, 8, 9" in printed
     numbers(r"each of 15 pictures from the others: (\d+) of 15 right", printed)
     # A folder that is there already, with a crop.

@@ -118,7 +118,7 @@ def _table(
             cells += [source.get(name, ("", ""))[place] for source in _SOURCES]
         chosen = tables.of_method(found, name)
         if not chosen:
-            if published and any(name in source for source in _SOURCES):
+            if any(name in source for source in _SOURCES):
                 rows.append([*cells, tables.NOT_RUN])
             continue
         if diverged := sum("diverged" in run for run in chosen):

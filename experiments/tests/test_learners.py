@@ -131,6 +131,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_learner(case, tmp_path):
     model, inputs, labels = case.built(run_eagerly=True)
-    harness.check_shapes(model, inputs, as_numpy(model(inputs)))
-    harness.check_file(case, model, inputs, labels, tmp_path)
+    outputs = as_numpy(model(inputs))
+    harness.check_shapes(model, inputs, outputs)
+    harness.check_files(case, model, inputs, labels, outputs, tmp_path)
     harness.check_adapt(case, tmp_path)
