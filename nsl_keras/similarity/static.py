@@ -28,6 +28,11 @@ class _Penalty(keras.regularizers.Regularizer):
         return self.form.similarity.regularizer(self.form.similarity_matrix)
 
 
+def _for_each(constraint: Any, parameters: Any) -> Tensor:
+    """Returns several `M` under a constraint that is made for one."""
+    return ops.vectorized_map(constraint, ops.convert_to_tensor(parameters))
+
+
 class StaticForm(BilinearForm):
     """A static `M`, a weight: `W^T M x = (M^T W)^T x`, so it folds into the kernel.
 
@@ -82,8 +87,8 @@ class StaticForm(BilinearForm):
         start = similarity.start(self.size, self.variable_dtype)
         start = np.broadcast_to(start, (*leading, *start.shape))
         constraint = similarity.constraint
-        if leading and constraint is not None:  # It is made for one `M`.
-            constraint = functools.partial(ops.vectorized_map, similarity.constraint)
+        if leading and constraint is not None:
+            constraint = functools.partial(_for_each, similarity.constraint)
         self.similarity_parameters = self.add_weight(
             name="similarity",
             shape=start.shape,

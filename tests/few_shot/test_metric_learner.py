@@ -249,3 +249,11 @@ def test_xla_is_left_out_by_default_where_it_compiles_each_step():
     assert proto().supports_jit
     assert not proto(batch_normalization="support").supports_jit
     assert not few_shot.NeighborhoodLearner(data.identity(), data.WAYS).supports_jit
+
+
+def test_half_precision_features_are_compared_in_float32():
+    keras.config.set_dtype_policy("mixed_float16")
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    images, labels = np.ones((1, 4, 4)), np.array([[0, 1, 0, 1]])
+    logits = few_shot.ProtoNet(backbone, 2)((images, labels, images))
+    assert keras.backend.standardize_dtype(logits.dtype) == "float32"

@@ -333,6 +333,7 @@ def test_backbones_of_models_with_neighbors():
     assert counted.folds
     first, head, dictionary = counted.layers
     assert first.similarity_parameters == counted.similarity_parameters == 9
+    assert not head.folds and not dictionary.folds
     assert (head.kind, head.parameters) == ("CosineDense", added.head.count_params())
     assert dictionary.kind == "NeighborDictionary"
     assert dictionary.parameters == added.dictionary.count_params()

@@ -159,13 +159,14 @@ test_errors = refusing(
 )
 
 
+@pytest.mark.jax
 def test_a_constraint_sees_one_matrix():
     options = {"shared_by": "filter", "constraint": keras.constraints.UnitNorm()}
     layer = layers.NeuralSimilarityConv2D(
         4, 3, similarity=similarities.Unconstrained(**options)
     )
-    layer.build((None, 8, 8, 2))
-    variable = layer.bilinear_form.similarity_parameters
-    variable.assign(variable.constraint(normal(*variable.shape)))
-    norms = np.linalg.norm(as_numpy(variable), axis=1)
+    model = keras.Sequential([keras.Input((5, 5, 2)), layer])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.fit(normal(4, 5, 5, 2), normal(4, 3, 3, 4), verbose=0)
+    norms = np.linalg.norm(as_numpy(layer.bilinear_form.similarity_parameters), axis=1)
     np.testing.assert_allclose(norms, np.ones((4, 9)), rtol=1e-5)
