@@ -36,7 +36,7 @@ def table(found: list[dict], domains: Mapping[str, str] = TRIED) -> str:
         rows.append(
             [
                 name,
-                *(_cell(part, name) for part in parts.values()),
+                *(cell(part, name) for part in parts.values()),
                 f"{trained:,}" if trained else "",
                 # In float32.
                 f"{4 * trained / 1000:,.0f}" if trained else "",
@@ -55,7 +55,7 @@ def _rate(run: dict) -> str:
     return f"{run['rate']:g}{'*' * is_edge}"
 
 
-def _cell(found: list[dict], name: str) -> str:
+def cell(found: list[dict], name: str) -> str:
     """The baseline's accuracies, or what a method has above them, paired by draw."""
     pair = [tables.of_method(found, each) for each in (name, BASELINE)]
     own, baseline = (
