@@ -67,24 +67,16 @@ def train(config: dict) -> dict:
                 keras.layers.Dense(32),
             ]
         )
-        model = nsl_keras.MetaNeighborhoodModel(
-            backbone,
-            layers.CosineDense(10),
-            layers.NeighborDictionary(50, dropout=0.0),
-        )
+        dictionary = layers.NeighborDictionary(50, dropout=0.0)
+        head = layers.CosineDense(10)
+        model = nsl_keras.MetaNeighborhoodModel(backbone, head, dictionary)
         model.compile(
             keras.optimizers.SGD(0.05, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    history = model.fit(
-        x,
-        y,
-        batch_size=config["batch_size"],
-        epochs=config["epochs"],
-        shuffle=False,
-        verbose=0,
-    ).history
+    options = {"batch_size": config["batch_size"], "epochs": config["epochs"]}
+    history = model.fit(x, y, **options, shuffle=False, verbose=0).history
     if config["weights"] is not None:
         model.save_weights(config["weights"])
     return {name: values[-1] for name, values in history.items()}
