@@ -39,7 +39,7 @@ FLAGS = flags.FLAGS
 
 PACKAGE = "all_minilm_l6_v2"
 #: Tokens of a sentence; longer ones are cut off.
-LENGTH = 32
+LENGTH = 24
 #: Sentences of each class that trials are judged on, at most those of the test.
 VALIDATION, TEST = 20, 20
 EPOCHS, BATCH = 10, 16
