@@ -160,7 +160,7 @@ def accuracy(few: Few, model: keras.Model, x: np.ndarray) -> dict[str, float]:
     return {"accuracy": float(np.mean(scores.argmax(-1) == few.judged_labels))}
 
 
-Run = Callable[[Few, float], dict]
+Run = Callable[..., dict]
 
 
 def on_features(make: Callable[[int], keras.Model], initialize: bool = False) -> Run:
@@ -227,8 +227,8 @@ def adapted(
     `change` gets each of the layers of these kinds.
     """
 
-    def run(few: Few, rate: float) -> dict:
-        source = classifier(few)
+    def run(few: Few, rate: float, start: Callable = classifier) -> dict:
+        source = start(few)
         if similarity:
             source = convert.add_similarity(source, similarity)
         model = with_batch_norms(source, FixedStatistics)
@@ -246,6 +246,19 @@ def adapted(
         return record | accuracy(few, model, few.judged)
 
     return run
+
+
+def head(few: Few, rate: float, start: Callable = classifier) -> dict:
+    """Trains the classifier alone, from the regression."""
+    model = start(few)
+    before = model.get_layer("classifier").input
+    network = keras.Model(model.input, before)
+    alone = keras.models.clone_model(keras.Model(before, model.output))
+    for layer in alone.layers[1:]:
+        layer.set_weights(model.get_layer(layer.name).get_weights())
+    x, judged = (features(each, network) for each in (few.images, few.judged))
+    record = fit(alone, x, few.labels, rate, EPOCHS)
+    return record | accuracy(few, alone, judged)
 
 
 def centroid(few: Few) -> keras.Model:
@@ -287,6 +300,7 @@ METHODS: dict[str, Run] = {
     "cosine head": on_features(alone(nsl_keras.layers.CosineDense)),
     "neighbors": on_features(neighbors),
     "neighbors, initialize_from": on_features(neighbors, initialize=True),
+    "head": head,
     "batch norms + head": adapted(None, _NORM),
     "M diagonal + head": adapted("diagonal"),
     "M diagonal of each channel + head": adapted(

@@ -3,51 +3,68 @@ r"""README's recipe on photographs: `adapt`, then a similarity, then `fold`.
     python -m experiments.pretrained.recipe --data_dir=FOLDER   # photo/<class>/
 
 Every call has its default, but for what README's block says. The network and the draws are
-those of `experiments.pretrained`; nothing is tuned here.
+those of `experiments.pretrained`. Nothing of the recipe is tuned. Its rivals start from the
+same adapted classifier, and their learning rates are the best of the draw of the trials.
 """
 
-import itertools
+import functools
 
 import keras
 import numpy as np
 from absl import flags
 
-from experiments.common import command, runs
+from experiments.common import command, runs, tables
 from experiments.pretrained import __main__ as study
 from experiments.pretrained import table
 from nsl_keras import convert, few_shot
 
 FLAGS = study.FLAGS
 SHOTS, EPOCHS = 5, 30
+#: What else could be trained as long, and the rates of the trials.
+RIVALS = {
+    "head": (1e-3, 3e-3, 1e-2, 3e-2),
+    "LoRA of rank 1 + head": (1e-4, 3e-4, 1e-3, 3e-3),
+    "everything": (1e-5, 3e-5, 1e-4, 3e-4),
+}
 
 
-def head_alone(classifier: keras.Model, few: study.Few) -> float:
-    """The accuracy after as much training of the dense layer alone; changes it."""
-    network, names = classifier.layers
-    head = network.layers[-1]
-    features = keras.Model(network.inputs, head.input)
-    alone = keras.Sequential([head, names])
-    study.fit(alone, study.features(few.images, features), few.labels, 1e-3, EPOCHS)
-    x = study.features(few.judged, features)
-    return study.accuracy(few, alone, x)["accuracy"]
+def adapted(few: study.Few) -> keras.Model:
+    """README's classifier: the network with a dense layer, then names and temperature."""
+    ways = int(few.labels.max()) + 1
+    model = keras.Sequential([study.backbone(), keras.layers.Dense(ways)])
+    return few_shot.Finetuner(model, ways).adapt(few.images, few.labels)
+
+
+@functools.lru_cache(1)
+def starting(place: str, number: int) -> tuple[study.Few, keras.Model]:
+    """A draw, and its adapted classifier, with all layers in one model."""
+    few = study.draw(place, SHOTS, number)
+    keras.utils.set_random_seed(number)
+    network, names = adapted(few).layers
+    model = study.classifier(few)
+    model.layers[-1].set_weights(network.layers[-1].get_weights())
+    return few, keras.Model(model.input, names(model.output))
+
+
+def run_rival(name: str, place: str, number: int, rate: float) -> dict:
+    few, start = starting(place, number)
+    keras.utils.set_random_seed(number)
+    found = study.METHODS[name](few, rate, lambda _: start)
+    print(f"{100 * found['accuracy']:.1f}", flush=True)
+    own = {"method": name, "domain": place, "seed": number, "rate": rate}
+    return {**own, **runs.about("pretrained.recipe"), **found}
 
 
 def run(place: str, number: int) -> dict:
     few = study.draw(place, SHOTS, number)
     keras.utils.set_random_seed(number)
-    ways = int(few.labels.max()) + 1
-    network = study.backbone()
-    learner = few_shot.Finetuner(
-        keras.Sequential([network, keras.layers.Dense(ways)]), ways
-    )
-    classifier = learner.adapt(few.images, few.labels)
+    classifier = adapted(few)
     similar = convert.add_similarity(
         classifier, "unconstrained", freeze_backbone="features"
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    jit_compile = (
-        keras.backend.backend() == "jax"
-    )  # XLA compiles for longer than it trains.
+    # XLA compiles for longer than it trains.
+    jit_compile = keras.backend.backend() == "jax"
     similar.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=jit_compile)
     similar.fit(few.images, few.labels, epochs=EPOCHS, verbose=0)
     models = {
@@ -59,7 +76,6 @@ def run(place: str, number: int) -> dict:
         name: study.accuracy(few, model, few.judged)["accuracy"]
         for name, model in models.items()
     }
-    found["head"] = head_alone(classifier, few)
     print({name: round(100 * each, 1) for name, each in found.items()}, flush=True)
     trained = sum(int(np.prod(each.shape)) for each in similar.trainable_variables)
     about = runs.about("pretrained.recipe")
@@ -68,12 +84,32 @@ def run(place: str, number: int) -> dict:
 
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / table.RECIPE
-    records = runs.RunRecords(path, "", {"shots": SHOTS, "epochs": EPOCHS})
-    keys = itertools.product(FLAGS.seeds, FLAGS.domain or table.PHOTOGRAPHS)
+    setting = {"shots": SHOTS, "epochs": EPOCHS}
+    domains = FLAGS.domain or table.PHOTOGRAPHS
+    keys = [(place, int(number)) for number in FLAGS.seeds for place in domains]
+    runs.run_all(runs.RunRecords(path, "", setting), keys, run)
+    trials = runs.RunRecords(path, "trials", setting | {"rates": RIVALS})
+    tried = [
+        (name, place, str(rate))
+        for place in table.TRIED_PHOTOGRAPHS
+        for name, rates in RIVALS.items()
+        for rate in rates
+    ]
     runs.run_all(
-        records,
-        [(place, int(number)) for number, place in keys],
-        lambda place, number: run(place, number),
+        trials,
+        tried,
+        lambda name, place, rate: run_rival(name, place, study.TRIAL, float(rate)),
+    )
+
+    def best_rate(name: str) -> float:
+        own = tables.of_method(trials.runs, name)
+        found = [[t["accuracy"] for t in own if t["rate"] == rate] for rate in RIVALS[name]]
+        return RIVALS[name][int(np.argmax(np.mean(found, axis=1)))]
+
+    runs.run_all(
+        runs.RunRecords(path, "rivals", setting | {"rates": RIVALS}),
+        [(name, *key) for key in keys for name in RIVALS],
+        lambda name, *key: run_rival(name, *key, best_rate(name)),
     )
     print(f"\n{table.recipe(path.parent)}\n\nWrote {path}")
 

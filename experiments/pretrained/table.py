@@ -91,7 +91,8 @@ def text(results: pathlib.Path) -> str:
 
 
 RECIPE = "readme.jsonl"
-PHOTOGRAPHS = ("photo", "blur", "noise", *CORRUPTED)
+TRIED_PHOTOGRAPHS = ("photo", "blur", "noise")
+PHOTOGRAPHS = (*TRIED_PHOTOGRAPHS, *CORRUPTED)
 STEPS = {
     "regression": "logistic regression on the features",
     "adapt": "`Finetuner.adapt`",
