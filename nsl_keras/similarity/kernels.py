@@ -23,16 +23,6 @@ class FloatDense(keras.layers.Dense):
     quantize = keras.layers.Layer.quantize
 
 
-class FloatEinsumDense(keras.layers.EinsumDense):
-    """Like `FloatDense`, for `keras.layers.EinsumDense`; it passes masks on."""
-
-    quantize = keras.layers.Layer.quantize
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.supports_masking = True
-
-
 class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer, with another product of input and kernel.
 
@@ -88,13 +78,10 @@ class FloatKernel(keras.layers.Layer):
         # JAX has symbols for unknown sizes, which Keras does not compute with.
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
         if hasattr(self, "kernel_size"):
-            is_float = keras.backend.is_float_dtype(inputs.dtype)
-            dtype = keras.backend.standardize_dtype(inputs.dtype)
-            validation.require(is_float, "inputs", "floats, of a convolution", dtype)
             fits = 0 not in self.compute_output_shape(shape)[1:]
             demand = "no smaller than the kernel: the output size would be zero or negative"
             validation.require(fits, "inputs", demand, shape)
-        # Integers too, in dense layers: Keras leaves them as they are.
+        # Integers too: Keras leaves them as they are.
         outputs = self.apply_kernel(ops.cast(inputs, self.compute_dtype))
         if self.bias is not None:
             # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds

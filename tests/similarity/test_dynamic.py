@@ -8,6 +8,7 @@ from helpers import (
     IS_TENSORFLOW,
     as_numpy,
     assert_close,
+    assert_equal,
     keras_3_15,
     normal,
     randomize,
@@ -146,6 +147,12 @@ def test_masked_vectors_change_no_statistics(predictor):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_convolutions_take_integers():
+    images = np.arange(168, dtype="uint8").reshape(2, 6, 7, 2)
+    layer = NeuralSimilarityConv2D(4, 3, predictor="sphere")
+    assert_equal(layer(images), layer(images.astype("float32")))
+
+
 @keras_3_15
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
 def test_unknown_sizes_run_in_litert(tmp_path):
@@ -262,7 +269,6 @@ test_errors_of_layers_and_inputs = refusing(
         lambda: layers.NeuralSimilarityConv2DTranspose(2, 3, **DYNAMIC),
         "`predictor` must be None in .* transposed convolutions",
     ),
-    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "`inputs` must be floats.*uint8"),
     (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
     (lambda: dense(block_size=0), "`block_size` must be a positive integer"),

@@ -85,7 +85,7 @@ def test_architecture(architecture, dense):
         expected.remove("output_normalization")
     assert names_of(network) == expected
     for wanted in (True, False):
-        asked = SimilarityPredictor(kind, batch_normalization=wanted)
+        asked = SimilarityPredictor(kind, batch_normalization=wanted, start="published")
         found = names_of(network_of(asked, similarity=similarity))
         assert [name.endswith("_normalization") for name in found].count(True) == 2 * wanted
     for name, width, by_angle in (
@@ -234,7 +234,6 @@ def difference_from_plain(layer, inputs, training):
         ("sphere", "diagonal", None, True),
         ("sphere", "unconstrained", False, False),
         ("sphere", "symmetric", None, False),
-        ("full_sphere", "diagonal", False, True),
         ("full_sphere", "unconstrained", None, False),
         ("cnn", "diagonal", False, False),
         ("cnn", "unconstrained", None, True),
@@ -474,6 +473,10 @@ test_errors = refusing(
     (
         dense_with(SharedSimilarityPredictor()),
         "`predictor` must be given to convolutions if it is shared",
+    ),
+    (
+        dense_with(SimilarityPredictor("full_sphere", batch_normalization=False)),
+        "`predictor` must be with `start='published'` or a batch norm",
     ),
     (
         lambda: SharedSimilarityPredictor(keras.layers.Conv2D(9, 3)),
