@@ -182,9 +182,8 @@ class Diagonal(Similarity):
 
     def start(self, size: int, dtype: str) -> np.ndarray:
         if isinstance(self.initializer, keras.initializers.Identity):
-            return np.full(
-                size, self.initializer.gain
-            )  # Without a matrix: it may be large.
+            # Without a matrix, which may be large.
+            return np.full(size, self.initializer.gain)
         return super().start(size, dtype)
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:

@@ -11,6 +11,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.backend.built_layers import set_autocast
 
 
 class FloatDense(keras.layers.Dense):
@@ -58,11 +59,13 @@ class FloatKernel(keras.layers.Layer):
         for axis in self.input_axes:
             validation.known_axis(input_shape, axis, "channel axis")
         super().build(input_shape)
+        set_autocast(self.kernel_variable, False)
 
-    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
-        if kwargs.get("name") == self.kernel_name:
-            kwargs["autocast"] = False
-        return super().add_weight(*args, **kwargs)
+    @property
+    def kernel_variable(self) -> keras.Variable:
+        """The weight that holds the kernel; `kernel` adds LoRA, if enabled, to it."""
+        found = (each for each in self.variables if each.name == self.kernel_name)
+        return next(found)  # Own variables come before those of sublayers.
 
     def require_plain_kernel(self) -> None:
         """Raises if the kernel is quantized in a way that the layer cannot compute with."""

@@ -211,12 +211,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     # What is trained.
 
-    @property
-    def kernel_variable(self) -> keras.Variable:
-        """The weight that holds the kernel; `kernel` adds LoRA, if enabled, to it."""
-        found = (each for each in self.variables if each.name == self.kernel_name)
-        return next(found)  # Own variables come before those of sublayers.
-
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:
         keras.layers.Layer.trainable.fset(self, value)

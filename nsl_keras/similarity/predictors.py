@@ -219,12 +219,10 @@ class SimilarityPredictor:
 
     def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
-        geometry, block = context.geometry, self.block_side(context)
-        of_convolutions = self.pooled or self.output_kernel_size is not None
-        fits = context.rank or not of_convolutions
+        fits = context.rank or not (self.pooled or self.output_kernel_size)
         demand = "without `pooled` and `output_kernel_size`, except in convolutions"
         validation.require(fits, "predictor", demand, self)
-        fits = block == 1 or context.in_blocks
+        fits = self.block_side(context) == 1 or context.in_blocks
         demand = "without `downsampling`, except in convolutions without dilation"
         validation.require(fits, "predictor", demand, self)
         if isinstance(self.kind, str):
@@ -238,6 +236,7 @@ class SimilarityPredictor:
         else:
             layers = self.kind(self, context)
         if self.pooled:
+            geometry = context.geometry
             fits = geometry["padding"] != "causal"
             demand = "not pooled in a causal layer, which must not look ahead"
             validation.require(fits, "predictor", demand, self)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 import keras
-from keras import ops
+from keras import ops, tree
 
 from nsl_keras import nesting, similarities, validation
 from nsl_keras.backend import Tensor, leave_out_of_xla
@@ -67,10 +67,9 @@ class SimilarityCell(WithSimilarity):
         return [(self.input_form, self.kernel), (self.state_form, self.recurrent_kernel)]
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
-        nested = isinstance(states, (list, tuple))
-        state, *carry = states if nested else [states]
+        state, *carry = tree.flatten(states)
         x, h = self.input_form.multiply(inputs), self.state_form.multiply(state)
-        return super().call(x, [h, *carry] if nested else h, training=training)
+        return super().call(x, [h, *carry], training=training)
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.input_form.require("static", "fold")
@@ -162,8 +161,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
 
     # Keras's `call` cannot take `M_h h` as the state: it also adds `z * state`.
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
-        nested = isinstance(states, (list, tuple))
-        state = states[0] if nested else states
+        (state,) = tree.flatten(states)
         masks = self.get_dropout_mask(inputs) if training and self.dropout < 1 else None
         x = self.input_form.multiply(inputs)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))
@@ -192,7 +190,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         update = self.recurrent_activation(x_update + h_update)
         candidate = self.activation(x_candidate + h_candidate)
         outputs = update * state + (1 - update) * candidate
-        return outputs, [outputs] if nested else outputs
+        return outputs, [outputs]
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
