@@ -399,9 +399,8 @@ class Sparse(Similarity):
 
     def __init__(self, nonzeros: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.nonzeros = validation.optional(
-            validation.positive_integer, nonzeros, "nonzeros"
-        )
+        check = validation.positive_integer
+        self.nonzeros = validation.optional(check, nonzeros, "nonzeros")
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
         demand = f"at most {matrix.size}, the number of entries of `M`"

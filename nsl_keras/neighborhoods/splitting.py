@@ -69,8 +69,8 @@ def split_classifier(
     if not isinstance(outputs, keras.KerasTensor):  # One output, in a dict or list.
         backbone = keras.Model(inputs, backbone.outputs[0], name=backbone.name)
     if isinstance(last, keras.layers.Conv2D) or is_binary:
-        same = ("use_bias", "kernel_regularizer", "bias_regularizer", "trainable")
-        same += ("kernel_constraint", "bias_constraint", "activity_regularizer")
+        same = ["use_bias", "kernel_regularizer", "bias_regularizer", "trainable"]
+        same += ["kernel_constraint", "bias_constraint", "activity_regularizer"]
         kept = {name: getattr(last, name) for name in same}
         weights = [last.kernel, *([last.bias] if last.use_bias else [])]
         weights = [keras.ops.reshape(each, (-1, each.shape[-1])) for each in weights]

@@ -65,7 +65,8 @@ def add_similarity(
             kernels of the same size; other recipes make a network for each layer.
         layers: Which layers to convert: a collection of names or of paths; one string, a
             regular expression that is searched for in the path of a layer, for example
-            `"attention.*query"`; or a function that takes a layer and returns a bool.
+            `"attention.*query"`; or a function that takes a layer (of the new model) and
+            returns a bool.
             `None` converts the convolutions whose kernel has more than one tap (position);
             with a `block_size`, or in a model without such convolutions, the `Dense` and
             `EinsumDense` layers except the last.
@@ -119,6 +120,8 @@ def add_similarity(
     fits = freeze_backbone != "features" or not hasattr(model, "neighborhood")
     demand = "True or False: a MetaNeighborhoodModel trains its head and dictionary anyway"
     validation.require(fits, "freeze_backbone", demand, freeze_backbone)
+    graphs.root_of(model)  # Raises for a model that is not built.
+    model = model if inplace else copied(model)
     root = graphs.root_of(model)
     found = [*nesting.sublayers(root)]
     chosen = _chosen(root, found, similarity, predictor, layers, block_size)
@@ -131,20 +134,19 @@ def add_similarity(
     fits = not any(are_inside) or not isinstance(predictor, keras.layers.Layer)
     demand = "None or a recipe for layers that other layers hold"
     validation.require(fits, "predictor", demand, predictor)
-    if not inplace:
-        places = [found.index(each) for each in chosen]
-        model = copied(model)
-        root = graphs.root_of(model)
-        found = [*nesting.sublayers(root)]
-        chosen = [found[place] for place in places]
     free = [_classifier(root)] if freeze_backbone == "features" else []
-    flags = [(each, each.trainable) for each in (*found, *root.variables)]
+    flags = [(each, each.trainable) for each in (root, *found, *root.variables)]
+    if freeze_backbone:
+        for part in (root, *found):
+            part.trainable = False
+    for each in free:
+        kept = {id(part) for part in (each, *nesting.sublayers(each), *each.variables)}
+        nesting.set_flags(pair for pair in flags if id(pair[0]) in kept)
     try:
         with variable_scope(root):
             for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
-                is_trained = layer.trainable and (not freeze_backbone or layer in free)
-                options = is_trained, similarity, predictor, size
-                WITH_SIMILARITY[type(layer)].turn(layer, is_inside, *options)
+                options = is_inside, layer.trainable, similarity, predictor, size
+                WITH_SIMILARITY[type(layer)].turn(layer, *options)
     except Exception:
         for layer in chosen:
             if isinstance(layer, NeuralSimilarity):
@@ -152,14 +154,8 @@ def add_similarity(
         nesting.set_flags(flags)
         raise
     _warn_of_changes(chosen)
-    if freeze_backbone:
-        for part in (root, *found):
-            part.trainable = False
     for layer in chosen:
         layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-    free_parts = [part for each in free for part in (each, *nesting.sublayers(each))]
-    kept = {id(part) for each in free for part in (*free_parts, *each.variables)}
-    nesting.set_flags(each for each in flags if id(each[0]) in kept)
     nesting.unfreeze_holders(root, [*chosen, *free])
     nesting.forget_functions(model)
     return model

@@ -29,8 +29,8 @@ class FloatKernel(keras.layers.Layer):
 
     The subclass's `apply_kernel(inputs)` returns the outputs before bias and activation.
     The kernel is kept out of Keras's autocast: equivalent kernels and norms are computed
-    in the variables' dtype. Quantization, which replaces Keras's `call`, is refused, except
-    for the `quantized` modes of a subclass.
+    in the variables' dtype. Keras quantizes no derived layers; layers of a quantized policy
+    are refused, except for the `quantized` modes of a subclass.
     """
 
     #: The dtype policies' quantization modes that a subclass computes with.
@@ -64,8 +64,8 @@ class FloatKernel(keras.layers.Layer):
     @property
     def kernel_variable(self) -> keras.Variable:
         """The weight that holds the kernel; `kernel` adds LoRA, if enabled, to it."""
-        found = (each for each in self.variables if each.name == self.kernel_name)
-        return next(found)  # Own variables come before those of sublayers.
+        # Own variables come before those of sublayers.
+        return next(each for each in self.variables if each.name == self.kernel_name)
 
     def require_plain_kernel(self) -> None:
         """Raises if the kernel is quantized in a way that the layer cannot compute with."""
@@ -102,13 +102,6 @@ class FloatKernel(keras.layers.Layer):
             inputs, padding = ops.pad(inputs, zeros), "valid"
         options = (self.strides, padding, self.data_format, self.dilation_rate)
         return self.operation(inputs, kernel, *options)
-
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Raises the error that makes `Model.quantize` skip the layer."""
-        if isinstance(self, FloatKernel):
-            super().quantize(*args, **kwargs)
-        else:  # Keras keeps the method of the class that made a layer, which has changed.
-            type(self).quantize(self, *args, **kwargs)
 
 
 def windows(

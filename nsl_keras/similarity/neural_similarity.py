@@ -50,6 +50,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         self.set_similarity(similarity, predictor, block_size)
 
     def form(self, similarity: Any, predictor: Any, block_size: Any, name: str) -> Any:
@@ -58,10 +59,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         if predictor is None:
             return StaticForm(similarity, **options)
         fits = self.dynamic_form is not None and getattr(self, "groups", 1) == 1
-        demand = (
-            "None in EinsumDense layers, transposed convolutions and convolutions with "
-            "`groups` above 1"
-        )
+        demand = "None in EinsumDense and transposed layers, and with `groups` above 1"
         validation.require(fits, "predictor", demand, predictor)
         make: Any = self.dynamic_form
         return make(similarity, predictor, **options)
@@ -105,22 +103,21 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     #: The axes of the kernel whose features `M` multiplies; `None` if it has taps.
     feature_axes: tuple[int, ...] | None = None
     own_attributes = ("bilinear_form", "_kernel_trainable", "is_inside")
+    #: Whether a layer that does not save this one as its part contains it.
+    is_inside = False
+    _kernel_trainable = True
 
     def __init__(self, *args: Any, kernel_trainable: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kernel_trainable = kernel_trainable
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-        of_form = similarity, predictor, block_size
-        self.bilinear_form: Any = self.form(*of_form, "bilinear_form")
+        form = self.form(similarity, predictor, block_size, "bilinear_form")
+        self.bilinear_form: Any = form
         # The axes raise for an equation that does not fit.
         fits = self.feature_axes is not None or block_size is None
         demand = "None, unless the layer is dense or a static convolution of kernel size 1"
         validation.require(fits, "block_size", demand, block_size)
-        self._kernel_trainable = True
-        #: Whether a layer that does not save this one as its part contains it.
-        self.is_inside = False
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the `M` of a plain layer that is built."""
@@ -274,8 +271,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     def leave_kin(self) -> None:
         set_autocast(self.kernel_variable, True)
-        if "_kernel_trainable" in vars(self):
-            self.kernel_trainable = True
+        self.kernel_trainable = True
         super().leave_kin()
 
     def save_assets(self, _: str) -> None:

@@ -236,13 +236,14 @@ class SimilarityPredictor:
         else:
             layers = self.kind(self, context)
         if self.pooled:
-            geometry = context.geometry
-            fits = geometry["padding"] != "causal"
+            fits = context.geometry["padding"] != "causal"
             demand = "not pooled in a causal layer, which must not look ahead"
             validation.require(fits, "predictor", demand, self)
             pooling = getattr(keras.layers, f"GlobalAveragePooling{context.rank}D")
             layers.append(
-                pooling(geometry["data_format"], dtype=context.dtype, name="pooling")
+                pooling(
+                    context.geometry["data_format"], dtype=context.dtype, name="pooling"
+                )
             )
         return context.sequential(layers, "predictor")
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops, tree
 
-from nsl_keras import nesting, similarities, validation
+from nsl_keras import nesting, validation
 from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dense import VectorForm
@@ -31,7 +31,6 @@ class SimilarityCell(WithSimilarity):
     bilinear_form = property(attrgetter("input_form"))
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         # A cell runs in a loop, which no loss of a step can leave.
         is_plain = predictor is None or similarity.regularizer is None
         fits = is_plain and similarity.shared_by == "layer" and not similarity.learn_shape
@@ -44,10 +43,8 @@ class SimilarityCell(WithSimilarity):
         if isinstance(predictor, predictors.SimilarityPredictor):
             # A cell is called once per time step: batch norms would mix the statistics of
             # all steps, and update their moving averages inside a loop.
-            norms, demand = (
-                predictor.batch_normalization,
-                "None or False in a recurrent cell",
-            )
+            norms = predictor.batch_normalization
+            demand = "None or False in a recurrent cell"
             validation.require(norms in (None, False), "batch_normalization", demand, norms)
             predictor = predictor.without_batch_norms()
         self.input_form, self.state_form = (

@@ -112,16 +112,14 @@ class StaticForm(BilinearForm):
         return ops.reshape(equivalent, kernel.shape)
 
     def multiply(self, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Returns `D M x` for vectors `x`, in their shape and dtype, whatever is `seen`.
+        """Returns `M x` for vectors `x`, in their shape and dtype, whatever is `seen`.
 
-        The last axes of the vectors are the features. Filters must share `M`.
+        The last axes of the vectors are the features. Filters must share `M`, which has no
+        learned shape.
         """
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         is_one = self.similarity.shared_by == "layer"
         blocks = (-1, self.taps) if is_one else (-1, *self._blocks[:3])
         rows = ops.reshape(ops.cast(vectors, parameters.dtype), blocks)
         products = self.similarity.apply_to_rows(parameters, rows)
-        if self.shape_parameters is not None:
-            products = ops.reshape(products, (-1, self.features))
-            products = ops.transpose(self.with_shape(ops.transpose(products)))
         return ops.cast(ops.reshape(products, ops.shape(vectors)), vectors.dtype)

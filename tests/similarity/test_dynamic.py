@@ -267,7 +267,7 @@ def dense(**options):
 test_errors_of_layers_and_inputs = refusing(
     (
         lambda: layers.NeuralSimilarityConv2DTranspose(2, 3, **DYNAMIC),
-        "`predictor` must be None in .* transposed convolutions",
+        "`predictor` must be None in .* transposed layers",
     ),
     (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
