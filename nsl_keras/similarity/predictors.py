@@ -240,11 +240,8 @@ class SimilarityPredictor:
             demand = "not pooled in a causal layer, which must not look ahead"
             validation.require(fits, "predictor", demand, self)
             pooling = getattr(keras.layers, f"GlobalAveragePooling{context.rank}D")
-            layers.append(
-                pooling(
-                    context.geometry["data_format"], dtype=context.dtype, name="pooling"
-                )
-            )
+            options = {"dtype": context.dtype, "name": "pooling"}
+            layers.append(pooling(context.geometry["data_format"], **options))
         return context.sequential(layers, "predictor")
 
     def hidden(
