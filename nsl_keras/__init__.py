@@ -52,14 +52,3 @@ __all__ = [
     "similarities",
     "visualize",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-# Of the modules, too, `dir` shows what is public.
-for _name in __all__:
-    _names = getattr(globals()[_name], "__all__", None)
-    if _names is not None:
-        vars(globals()[_name])["__dir__"] = _names.copy

@@ -25,30 +25,30 @@ def copied(model: Any) -> Any:
     """
     validation.built(model, "copy")
     inside = [part for part in _parts(model) if getattr(part, "is_inside", False)]
-    with contextlib.ExitStack() as stack:
-        for part in inside:
-            stack.enter_context(part.set_aside())
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        path = pathlib.Path(folder) / "model.keras"
-        known = stack.enter_context(registered(model))
-        # Keras warns of functions that another process could not load.
-        stack.enter_context(warnings.catch_warnings(action="ignore"))
-        try:
+    hidden = [each for part in inside for each in _parts(part.bilinear_form)]
+    parts = [part for part in _parts(model) if part not in hidden]
+    try:
+        with contextlib.ExitStack() as stack:
+            for part in inside:
+                stack.callback(setattr, part, "__class__", type(part))
+                part.__class__ = part.plain
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            path = pathlib.Path(folder) / "model.keras"
+            known = stack.enter_context(registered(model))
+            # Keras warns of functions that another process could not load.
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
             keras.saving.save_model(model, path)
             copy = keras.saving.load_model(path, known, compile=False, safe_mode=False)
-            sizes = [(len(_parts(each)), len(each.variables)) for each in (model, copy)]
-            if sizes[0] != sizes[1]:  # As if layers held layers of others.
-                raise ValueError(f"{sizes[1]} layers and variables, not {sizes[0]}")
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise ValueError(
-                "`model` must be one that Keras can save and load. Received: model "
-                f"{model.name!r}, with {_unsaved(model)}"
-            ) from error
-        new_inside = [new for part, new in _paired_parts(model, copy) if part in inside]
-    for part, new in zip(inside, new_inside, strict=True):
-        part.turn_alike(new)
-    # Flags of layers before those of variables, which layers pass on.
-    pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
+        for part, new in zip(parts, _parts(copy), strict=True):
+            if part in inside:
+                part.turn_alike(new)
+        # Flags of layers before those of variables, which layers pass on.
+        pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            "`model` must be one that Keras can save and load. The first error says what "
+            f"it cannot. Received: model {model.name!r}"
+        ) from error
     for part, new in pairs:
         keep_path(part, new)  # A loaded Sequential model leaves out its own name.
     nesting.set_flags((new, part.trainable) for part, new in pairs)
@@ -97,11 +97,11 @@ def registered(model: Any) -> Iterator[dict[str, Any]]:
     known: dict[str, Any] = {
         keras.saving.get_registered_name(kind): kind
         for kind in kinds
-        if kind.__module__.partition(".")[0] != "keras"
+        if not _of_keras(kind)
     }
     with contextlib.ExitStack() as stack:
         for function in filter(inspect.isfunction, held):
-            if not _is_found(function) and function.__name__ not in known:
+            if not _of_keras(function) and function.__name__ not in known:
                 stack.callback(setattr, function, "__name__", function.__name__)
                 function.__name__ = f"function_{len(known)}"
                 known[function.__name__] = function
@@ -114,23 +114,5 @@ def _in(value: Any) -> list[Any]:
     return [value, *(vars(value).values() if is_object else ())]
 
 
-def _is_found(function: Any) -> bool:
-    """Whether Keras finds a function by what it saves of it."""
-    if function.__name__ == "<lambda>":
-        return False
-    try:
-        saved = keras.saving.serialize_keras_object(function)
-        return keras.saving.deserialize_keras_object(saved) is function
-    except (TypeError, ValueError):
-        return False
-
-
-def _unsaved(model: Any) -> str:
-    """Returns the name of the innermost part that Keras cannot save and load."""
-    for part in reversed(_parts(model)):
-        try:
-            config = keras.saving.serialize_keras_object(part)
-            keras.saving.deserialize_keras_object(config, safe_mode=False)
-        except (TypeError, ValueError, NotImplementedError):
-            return f"layer {part.name!r} of type {type(part).__name__!r}"
-    return "layers or weights that its configuration does not make"
+def _of_keras(thing: Any) -> bool:
+    return str(thing.__module__).partition(".")[0] == "keras"

@@ -86,17 +86,6 @@ def output_spec(model: Layer, inputs: Any) -> Any:
     return model(inputs)
 
 
-def name_shapes(model: Any, inputs: Any, error: ValueError) -> None:
-    """Raises with the shapes that a graph takes, after a call on other shapes failed."""
-    expected = [each.shape for each in getattr(model, "inputs", None) or ()]
-    received = [tuple(getattr(each, "shape", ())) for each in tree.flatten(inputs)]
-    if not all(map(validation.fits, expected, received)):
-        raise ValueError(
-            f"Inputs of {model.name!r} must have shapes {expected}, with a batch axis in "
-            f"front. Received: shapes {received}"
-        ) from error
-
-
 def layers(model: keras.Model, is_open: Callable[[Any], bool] = is_graph) -> list[Layer]:
     """Returns the layers of a graph and of the graphs inside it, each once.
 
@@ -182,16 +171,16 @@ def require_linear(model: Layer, argument: str) -> None:
 
     A subclassed model passes, because it does not show its layers.
     """
-    ends, unknown = [model], []
+    ends = [model]
     if is_graph(model):
         demand = "a model with one output, the logits"
         validation.require(len(model.outputs) == 1, argument, demand, model.outputs)
-        last, ends = ending(model)
-        allowed = (*PASSING, keras.layers.InputLayer, keras.layers.Rescaling)
-        unknown = [each for each in ends if type(each) not in allowed]
-        ends += [last]
+        last, after = ending(model)
+        ends = [*after, last]
+    passing = (*PASSING, keras.layers.InputLayer, keras.layers.Rescaling)
     for layer in ends:
-        if layer in unknown or activation_of(layer) is not keras.activations.linear:
+        passes = layer is ends[-1] or type(layer) in passing
+        if not passes or activation_of(layer) is not keras.activations.linear:
             raise ValueError(
                 f"`{argument}` must return logits: its last layer must be linear, and so "
                 "must be what follows it, without a softmax, sigmoid or ReLU. Received: "

@@ -182,9 +182,8 @@ class Diagonal(Similarity):
 
     def start(self, size: int, dtype: str) -> np.ndarray:
         if isinstance(self.initializer, keras.initializers.Identity):
-            return np.full(
-                size, self.initializer.gain
-            )  # Without a matrix: it may be large.
+            # Without a matrix, which may be large.
+            return np.full(size, self.initializer.gain)
         return super().start(size, dtype)
 
     def matrix(self, parameters: Tensor, size: int) -> Tensor:
@@ -400,9 +399,8 @@ class Sparse(Similarity):
 
     def __init__(self, nonzeros: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.nonzeros = validation.optional(
-            validation.positive_integer, nonzeros, "nonzeros"
-        )
+        check = validation.positive_integer
+        self.nonzeros = validation.optional(check, nonzeros, "nonzeros")
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
         demand = f"at most {matrix.size}, the number of entries of `M`"

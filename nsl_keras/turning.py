@@ -23,18 +23,11 @@ def turned(layer: Any, kind: type[keras.layers.Layer]) -> Iterator[Any]:
     """Makes a built layer one of a derived class, which gets its own parts in the context.
 
     Yields the input shape that the layer was built for. `kind.call` has the signature of
-    the layer's `call`, which Keras has read already. After an error the layer is as before.
+    the layer's `call`, which Keras has read already.
     """
-    plain, own = type(layer), {*vars(layer)}
     layer.__class__ = kind
-    try:
-        with unlocked(layer):
-            yield layer.get_build_config()["input_shape"]
-    except Exception:
-        for name in {*vars(layer)} - own:
-            remove_attribute(layer, name)
-        layer.__class__ = plain
-        raise
+    with unlocked(layer):
+        yield layer.get_build_config()["input_shape"]
 
 
 class Foldable(keras.layers.Layer):
@@ -65,8 +58,11 @@ class Foldable(keras.layers.Layer):
         return copy
 
     def leave_kin(self) -> None:
-        """Makes the layer a plain one, whose variables keep their values."""
-        for name in self.own_attributes:
+        """Makes the layer a plain one, also if an error left it half turned.
+
+        Its variables keep their values.
+        """
+        for name in vars(self).keys() & {*self.own_attributes}:
             remove_attribute(self, name)
         self.__class__ = self.plain
 

@@ -91,14 +91,10 @@ def _is_finite(value: Any) -> bool:
     return _is_integer(value) or (is_float and math.isfinite(value))
 
 
-def known_axis(input_shape: Sequence[int | None], axis: int, name: str) -> int:
+def known_axis(input_shape: Sequence[Any], axis: int, name: str) -> Any:
     """Returns the size of an axis that `build` must know."""
-    size = input_shape[axis]
-    if size is None:
-        raise ValueError(
-            f"The {name} of the input must be known. "
-            f"Received: input_shape={tuple(input_shape)}"
-        )
+    size, demand = input_shape[axis], f"known at the {name}"
+    require(size is not None, "input_shape", demand, tuple(input_shape))
     return size
 
 

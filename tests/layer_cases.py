@@ -129,12 +129,6 @@ CONVOLUTIONS = [
         3,
     ),
     spatial(
-        "conv2d_transpose_sphere",
-        partial(TRANSPOSED, 6, (2, 3), 2, predictor="sphere"),
-        8,
-        6,
-    ),
-    spatial(
         "conv1d_static_causal",
         partial(
             CONV1D, 6, 3, 1, "causal", dilation_rate=2, similarity="positive_semidefinite"

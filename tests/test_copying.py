@@ -255,12 +255,14 @@ def test_what_cannot_be_copied_is_named():
             return inputs
 
     parts = [keras.Input((3,)), keras.layers.Dense(2), Unknown(abs, name="unknown")]
-    with pytest.raises(ValueError, match=r"Keras can save and load.*layer 'unknown'"):
+    with pytest.raises(ValueError, match="Keras can save and load") as found:
         copied(keras.Sequential(parts))
+    assert "Unknown" in str(found.value.__cause__)
     regularizer = type("Unsaved", (keras.regularizers.Regularizer,), {"__call__": sum})()
     layer = keras.layers.Conv2D(2, 3, name="held", kernel_regularizer=regularizer)
-    with pytest.raises(ValueError, match=r"Keras can save and load.*layer 'held'"):
+    with pytest.raises(ValueError, match="Keras can save and load") as found:
         nsl_keras.convert.add_similarity(keras.Sequential([keras.Input((8, 8, 1)), layer]))
+    assert "Unsaved" in str(found.value.__cause__)
 
 
 def test_names_of_functions_stay():
@@ -320,8 +322,9 @@ def test_tied_weights_that_a_file_unties_are_refused():
 
     inputs, dense = keras.Input((144,)), keras.layers.Dense(5)
     model = keras.Model(inputs, Untied(dense)(dense(inputs)))
-    with pytest.raises(ValueError, match=r"save and load.*layer 'untied'"):
+    with pytest.raises(ValueError, match="Keras can save and load") as found:
         copied(model)
+    assert "could not be loaded" in str(found.value.__cause__)
 
 
 def test_a_predictor_shared_across_a_nested_model_stays_shared():

@@ -15,7 +15,7 @@ QUICK = ("conv2d_static_diagonal", "dense_dynamic_sphere")
 #: What these compile, other cases compile too.
 TWINS = (
     *("conv2d_cnn", "conv2d_static_full", "conv2d_static_for_each_filter"),
-    *("conv2d_transpose_static", "separable_static", "dense_dynamic_cnn_blocks"),
+    *("separable_static", "dense_dynamic_cnn_blocks"),
     *("gru_dynamic_sphere", "neighbor_dictionary_distance"),
     "meta_neighborhood_head_regression",
 )

@@ -33,7 +33,7 @@ POOLED = 16 * OF_81 + 64 * 81 * 4  # Predicted for blocks of 2x2 positions.
 BLOCKS = 16 * SPHERE + 56 * 9 * 4
 SHARED = predictors.SharedSimilarityPredictor(recipe(), 4)
 DEPTHWISE = layers.NeuralSimilarityDepthwiseConv2D(3, padding="same", **NARROW)
-TRANSPOSED = layers.NeuralSimilarityConv2DTranspose(6, 3, 2, **UNS, **NARROW)
+TRANSPOSED = layers.NeuralSimilarityConv2DTranspose(6, 3, 2, **UNS)
 #: It knows no sizes of its own.
 NESTED = keras.Sequential([keras.Input((None, None, 4)), convolution()])
 
@@ -49,8 +49,7 @@ NESTED = keras.Sequential([keras.Input((None, None, 4)), convolution()])
         (convolution(predictor=recipe(downsampling=2)), (7, 8, 4), 7 * PLAIN // 8, BLOCKS),
         (convolution(predictor=SHARED), IMAGE, PLAIN, PREDICTED + 64 * 9 * 4 * 4),
         (DEPTHWISE, IMAGE, 64 * 9 * 4, 64 * (4 * 5 + 9 * 5 * 9 + 9 * 4)),
-        # At the positions of its input, on patches of 6 filters.
-        (TRANSPOSED, IMAGE, PLAIN, 16 * OF_81 + 64 * 81 * 6),
+        (TRANSPOSED, IMAGE, PLAIN, 0),
         (dense(), (5, 12), 5 * 12 * 6, 0),
         (dense(**NARROW), (5, 12), 5 * 12 * 6, 5 * (12 * 5 + 5 * 16 + 3 * 16)),
         (NESTED, IMAGE, PLAIN, 0),

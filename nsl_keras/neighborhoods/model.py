@@ -197,11 +197,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """Returns the features `z` of a batch, of shape `(batch, features)`."""
         if self.backbone is None:
             return ops.convert_to_tensor(inputs, sparse=False)
-        try:
-            return self.backbone(inputs, training=training)
-        except ValueError as error:
-            graphs.name_shapes(self.backbone, inputs, error)
-            raise
+        return self.backbone(inputs, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.

@@ -43,8 +43,8 @@ def split_classifier(
         names = [each and each.name for each in (last, *reversed(after))]
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
-            "1x1 convolution of a 1x1 map; in classification a softmax may follow, or a "
-            "sigmoid of one output. "
+            "1x1 convolution of a 1x1 map without a constraint of its kernel; in "
+            "classification a softmax may follow, or a sigmoid of one output. "
             f"Received: model {model.name!r}, which ends in {names}"
         )
     flat = {}
@@ -69,7 +69,8 @@ def split_classifier(
     if not isinstance(outputs, keras.KerasTensor):  # One output, in a dict or list.
         backbone = keras.Model(inputs, backbone.outputs[0], name=backbone.name)
     if isinstance(last, keras.layers.Conv2D) or is_binary:
-        same = ("use_bias", "kernel_regularizer", "bias_regularizer", "trainable")
+        same = ["use_bias", "kernel_regularizer", "bias_regularizer", "trainable"]
+        same += ["kernel_constraint", "bias_constraint", "activity_regularizer"]
         kept = {name: getattr(last, name) for name in same}
         weights = [last.kernel, *([last.bias] if last.use_bias else [])]
         weights = [keras.ops.reshape(each, (-1, each.shape[-1])) for each in weights]
@@ -94,4 +95,5 @@ def _is_dense(layer: Any) -> bool:
         return False
     shape = list(layer.output.shape)
     del shape[-1 if layer.data_format == "channels_last" else 1]
-    return shape[1:] == [1, 1] and layer.groups == 1
+    # A constraint may count the axes of the kernel.
+    return shape[1:] == [1, 1] and layer.groups == 1 and layer.kernel_constraint is None

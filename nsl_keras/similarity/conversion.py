@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import warnings
@@ -18,6 +17,7 @@ from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
 from nsl_keras.similarity import convolution, dense, einsum, predictors, transposed
 from nsl_keras.similarity.folding import is_ours
+from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 Layer: TypeAlias = keras.layers.Layer
 
@@ -65,7 +65,8 @@ def add_similarity(
             kernels of the same size; other recipes make a network for each layer.
         layers: Which layers to convert: a collection of names or of paths; one string, a
             regular expression that is searched for in the path of a layer, for example
-            `"attention.*query"`; or a function that takes a layer and returns a bool.
+            `"attention.*query"`; or a function that takes a layer (of the new model) and
+            returns a bool.
             `None` converts the convolutions whose kernel has more than one tap (position);
             with a `block_size`, or in a model without such convolutions, the `Dense` and
             `EinsumDense` layers except the last.
@@ -119,6 +120,8 @@ def add_similarity(
     fits = freeze_backbone != "features" or not hasattr(model, "neighborhood")
     demand = "True or False: a MetaNeighborhoodModel trains its head and dictionary anyway"
     validation.require(fits, "freeze_backbone", demand, freeze_backbone)
+    graphs.root_of(model)  # Raises for a model that is not built.
+    model = model if inplace else copied(model)
     root = graphs.root_of(model)
     found = [*nesting.sublayers(root)]
     chosen = _chosen(root, found, similarity, predictor, layers, block_size)
@@ -131,33 +134,28 @@ def add_similarity(
     fits = not any(are_inside) or not isinstance(predictor, keras.layers.Layer)
     demand = "None or a recipe for layers that other layers hold"
     validation.require(fits, "predictor", demand, predictor)
-    if not inplace:
-        places = [found.index(each) for each in chosen]
-        model = copied(model)
-        root = graphs.root_of(model)
-        found = [*nesting.sublayers(root)]
-        chosen = [found[place] for place in places]
     free = [_classifier(root)] if freeze_backbone == "features" else []
-    with variable_scope(root), contextlib.ExitStack() as undone:
-        for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
-            is_free = not freeze_backbone or layer in free
-            flags = [(each, each.trainable) for each in (layer, *layer.variables)]
-            undone.callback(nesting.set_flags, flags)
-            WITH_SIMILARITY[type(layer)].turn(
-                layer, is_inside, layer.trainable and is_free, similarity, predictor, size
-            )
-            undone.callback(layer.leave_kin)
-        undone.pop_all()  # No layer failed.
-    _warn_of_changes(chosen)
-    parts = [part for each in free for part in (each, *nesting.sublayers(each))]
-    kept = [*parts, *(variable for each in free for variable in each.variables)]
-    flags = [(each, each.trainable) for each in kept]
+    flags = [(each, each.trainable) for each in (root, *found, *root.variables)]
     if freeze_backbone:
         for part in (root, *found):
             part.trainable = False
+    for each in free:
+        kept = {id(part) for part in (each, *nesting.sublayers(each), *each.variables)}
+        nesting.set_flags(pair for pair in flags if id(pair[0]) in kept)
+    try:
+        with variable_scope(root):
+            for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
+                options = is_inside, layer.trainable, similarity, predictor, size
+                WITH_SIMILARITY[type(layer)].turn(layer, *options)
+    except Exception:
+        for layer in chosen:
+            if isinstance(layer, NeuralSimilarity):
+                layer.leave_kin()
+        nesting.set_flags(flags)
+        raise
+    _warn_of_changes(chosen)
     for layer in chosen:
         layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-    nesting.set_flags(flags)
     nesting.unfreeze_holders(root, [*chosen, *free])
     nesting.forget_functions(model)
     return model
@@ -236,13 +234,13 @@ def _block_size(layer: Any, predictor: Any, block_size: int | None) -> int | Non
 
 
 def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> bool:
-    is_einsum = isinstance(layer, keras.layers.EinsumDense)
-    if is_einsum:
+    if isinstance(layer, keras.layers.EinsumDense):
         try:
             einsum.contracted_axes(layer.equation)
         except ValueError:
             return False
-    if predictor is not None and (is_einsum or getattr(layer, "groups", 1) > 1):
+    is_static = WITH_SIMILARITY[type(layer)].dynamic_form is None
+    if predictor is not None and (is_static or getattr(layer, "groups", 1) > 1):
         return False
     takes_full = _taps(layer) > 1 and not hasattr(layer, "depth_multiplier")
     return similarity.shared_by_channels or takes_full
@@ -262,16 +260,14 @@ def _warn_of_changes(layers: list[Any]) -> None:
 
 
 def _starts_at_identity(layer: Any) -> bool:
-    form = layer.bilinear_form
-    if layer.predictor is None and isinstance(form.similarity, similarities.Diagonal):
-        # Its matrix may be large.
-        return np.allclose(ops.convert_to_numpy(form.similarity_parameters), 1, atol=1e-6)
-    if layer.predictor is None:
-        matrix = form.similarity_matrix
-    else:
+    form, parameters = layer.bilinear_form, layer.bilinear_form.similarity_parameters
+    if layer.predictor is not None:
         recipe = getattr(layer.predictor, "predictor", layer.predictor)  # Shared or not.
         if not isinstance(getattr(recipe, "kind", None), str) or recipe.start != "identity":
             return False
-        matrix = form.similarity.matrix(ops.convert_to_tensor(form.identity), form.taps)
-    matrix = ops.convert_to_numpy(matrix)
+        parameters = form.identity
+    parameters = ops.convert_to_tensor(parameters)
+    if isinstance(form.similarity, similarities.Diagonal):  # Its matrix may be large.
+        return np.allclose(ops.convert_to_numpy(parameters), 1, atol=1e-6)
+    matrix = ops.convert_to_numpy(form.similarity.matrix(parameters, form.size))
     return np.allclose(matrix, np.eye(matrix.shape[-1]), atol=1e-6)

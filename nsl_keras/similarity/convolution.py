@@ -8,8 +8,6 @@ input, one matrix per output position, block of positions or example. At positio
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -254,6 +252,3 @@ class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableCo
         outputs = super().apply_kernel(inputs)
         pointwise = ops.cast(self.pointwise_kernel, outputs.dtype)
         return ops.conv(outputs, pointwise, data_format=self.data_format)
-
-    def plain_parts(self) -> list[Any]:
-        return [*super().plain_parts(), self.pointwise_kernel]

@@ -58,8 +58,9 @@ class FeatureSimilarity(NeuralSimilarity):
         if self.quantization_mode is not None:
             given, demand = self.predictor, "None in a quantized layer"
             validation.require(given is None, "predictor", demand, given)
-            given, demand = self.similarity.shared_by, "'layer' or an int in such a layer"
-            validation.require(given != "filter", "shared_by", demand, given)
+            similarity, demand = self.similarity, "without `learn_shape` and of all filters"
+            fits = similarity.shared_by != "filter" and not similarity.learn_shape
+            validation.require(fits, "similarity", f"{demand} in such a layer", similarity)
         super().build_similarity(input_shape)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +30,6 @@ class DynamicForm(BilinearForm):
         self.predictor = predictor
         #: Whether the predictions are differences from the identity.
         self.residual = True
-        if isinstance(predictor, keras.layers.Layer):
-            predictors.forms_of.setdefault(predictor, weakref.WeakSet()).add(self)
         start = similarity.initializer
         at_identity = isinstance(start, keras.initializers.Identity) and start.gain == 1
         is_plain = similarity.shared_by == "layer" and similarity.constraint is None
@@ -56,8 +53,8 @@ class DynamicForm(BilinearForm):
         """Makes the network for a kernel.
 
         `filter_axes` are the axes of the kernel that number its filters: -2 and -1 of a
-        depthwise convolution, -2 of a transposed one. See `predictors.LayerContext` for the
-        other arguments; a `width` of `None` is the number of filters.
+        depthwise convolution. See `predictors.LayerContext` for the other arguments; a
+        `width` of `None` is the number of filters.
         """
         self.measure(kernel_shape)
         self.geometry = geometry
@@ -69,7 +66,7 @@ class DynamicForm(BilinearForm):
             identity=self.identity,
             width=width or math.prod(kernel_shape[axis] for axis in filter_axes),
             is_diagonal=isinstance(self.similarity, similarities.Diagonal),
-            geometry=self.geometry_of_network(),
+            geometry=geometry,
             kernel_regularizer=kernel_regularizer,
             dtype=self.dtype_policy,
             is_depthwise=len(filter_axes) > 1,
@@ -94,10 +91,6 @@ class DynamicForm(BilinearForm):
         demand = f"{context.outputs}, the number of parameters of `M`, on axis {axis}"
         validation.require(fits, "predictor.output_shape", demand, received)
         self.build_shape()
-
-    def geometry_of_network(self) -> Any:
-        """Returns the geometry with which the network predicts at the right positions."""
-        return self.geometry
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         """Returns `None`: a mask of vectors means nothing to positions."""

@@ -32,7 +32,7 @@ class BilinearForm(keras.layers.Layer):
         shape_parameters: The weight of the learned shape; `None` without one.
         kernel_size: The number of taps along each axis.
         taps: The number `T` of taps.
-        size: The size of a static `M`.
+        size: The size of `M`: the number of taps, of all channels if `M` is full.
         channels: The number of channels that a filter reads; on vectors, of blocks.
         features: The length of the vectors, for kernels of dense and recurrent layers.
     """
@@ -62,7 +62,7 @@ class BilinearForm(keras.layers.Layer):
             self.features, self.channels = features, features // size
         else:
             self.kernel_size, self.channels = tuple(kernel_shape[:-2]), kernel_shape[-2]
-        self.taps = math.prod(self.kernel_size)
+        self.taps = self.size = math.prod(self.kernel_size)
 
     def build_shape(self) -> None:
         """Makes the weight of the learned shape, if any; call it at the end of `build`."""

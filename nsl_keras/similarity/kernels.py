@@ -11,6 +11,7 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.backend.built_layers import set_autocast
 
 
 class FloatDense(keras.layers.Dense):
@@ -23,23 +24,13 @@ class FloatDense(keras.layers.Dense):
     quantize = keras.layers.Layer.quantize
 
 
-class FloatEinsumDense(keras.layers.EinsumDense):
-    """Like `FloatDense`, for `keras.layers.EinsumDense`; it passes masks on."""
-
-    quantize = keras.layers.Layer.quantize
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.supports_masking = True
-
-
 class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer, with another product of input and kernel.
 
     The subclass's `apply_kernel(inputs)` returns the outputs before bias and activation.
     The kernel is kept out of Keras's autocast: equivalent kernels and norms are computed
-    in the variables' dtype. Quantization, which replaces Keras's `call`, is refused, except
-    for the `quantized` modes of a subclass.
+    in the variables' dtype. Keras quantizes no derived layers; layers of a quantized policy
+    are refused, except for the `quantized` modes of a subclass.
     """
 
     #: The dtype policies' quantization modes that a subclass computes with.
@@ -68,11 +59,13 @@ class FloatKernel(keras.layers.Layer):
         for axis in self.input_axes:
             validation.known_axis(input_shape, axis, "channel axis")
         super().build(input_shape)
+        set_autocast(self.kernel_variable, False)
 
-    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
-        if kwargs.get("name") == self.kernel_name:
-            kwargs["autocast"] = False
-        return super().add_weight(*args, **kwargs)
+    @property
+    def kernel_variable(self) -> keras.Variable:
+        """The weight that holds the kernel; `kernel` adds LoRA, if enabled, to it."""
+        # Own variables come before those of sublayers.
+        return next(each for each in self.variables if each.name == self.kernel_name)
 
     def require_plain_kernel(self) -> None:
         """Raises if the kernel is quantized in a way that the layer cannot compute with."""
@@ -88,13 +81,10 @@ class FloatKernel(keras.layers.Layer):
         # JAX has symbols for unknown sizes, which Keras does not compute with.
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
         if hasattr(self, "kernel_size"):
-            is_float = keras.backend.is_float_dtype(inputs.dtype)
-            dtype = keras.backend.standardize_dtype(inputs.dtype)
-            validation.require(is_float, "inputs", "floats, of a convolution", dtype)
             fits = 0 not in self.compute_output_shape(shape)[1:]
             demand = "no smaller than the kernel: the output size would be zero or negative"
             validation.require(fits, "inputs", demand, shape)
-        # Integers too, in dense layers: Keras leaves them as they are.
+        # Integers too: Keras leaves them as they are.
         outputs = self.apply_kernel(ops.cast(inputs, self.compute_dtype))
         if self.bias is not None:
             # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
@@ -112,13 +102,6 @@ class FloatKernel(keras.layers.Layer):
             inputs, padding = ops.pad(inputs, zeros), "valid"
         options = (self.strides, padding, self.data_format, self.dilation_rate)
         return self.operation(inputs, kernel, *options)
-
-    def quantize(self, *args: Any, **kwargs: Any) -> None:
-        """Raises the error that makes `Model.quantize` skip the layer."""
-        if isinstance(self, FloatKernel):
-            super().quantize(*args, **kwargs)
-        else:  # Keras keeps the method of the class that made a layer, which has changed.
-            type(self).quantize(self, *args, **kwargs)
 
 
 def windows(

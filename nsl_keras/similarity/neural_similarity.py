@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +12,7 @@ from keras import ops
 
 from nsl_keras import nesting, similarities, validation
 from nsl_keras.backend import Tensor
-from nsl_keras.backend.built_layers import remove_attribute, set_autocast, unlocked
+from nsl_keras.backend.built_layers import set_autocast
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.form import BilinearForm
@@ -36,7 +34,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
     subclass's `set_similarity` gives it to a plain layer, and `build_similarity` builds it.
     """
 
-    #: The form of a predicted `M(x)`; `None` if there is none.
+    #: The form of a predicted `M(x)`; `None` if the layer is always static.
     dynamic_form: type[DynamicForm] | None = DynamicForm
     # Read-only: the form holds them.
     similarity = property(attrgetter("bilinear_form.similarity"))
@@ -52,6 +50,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         self.set_similarity(similarity, predictor, block_size)
 
     def form(self, similarity: Any, predictor: Any, block_size: Any, name: str) -> Any:
@@ -59,9 +58,10 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         options = {"block_size": block_size, "dtype": self.dtype_policy, "name": name}
         if predictor is None:
             return StaticForm(similarity, **options)
-        make: Any = self.dynamic_form if getattr(self, "groups", 1) == 1 else None
-        demand = "None in EinsumDense layers and in convolutions with `groups` above 1"
-        validation.require(make is not None, "predictor", demand, predictor)
+        fits = self.dynamic_form is not None and getattr(self, "groups", 1) == 1
+        demand = "None in EinsumDense and transposed layers, and with `groups` above 1"
+        validation.require(fits, "predictor", demand, predictor)
+        make: Any = self.dynamic_form
         return make(similarity, predictor, **options)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -83,9 +83,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
             # Keras's own key for objects that several configs share. Keras sets it only
             # from the second config on where the object stands inside a layer (3.15), and
             # then a loaded model would have two of them.
-            live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
-            forms = predictors.forms_of[self.predictor]
-            live.layers = len(forms) // len(similarities_of(self))
+            predictor["shared_object_id"] = id(self.predictor)
         return {
             **super().get_config(),
             "similarity": serialize(self.similarity),
@@ -95,29 +93,31 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
 
 
 class NeuralSimilarity(WithSimilarity, FloatKernel):
-    """Private mixin, in front of a Keras layer with one kernel: `W^T M x`."""
+    """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
+
+    `FloatKernel.call` adds bias and activation to what `apply_kernel` returns.
+    """
 
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
     #: The axes of the kernel whose features `M` multiplies; `None` if it has taps.
     feature_axes: tuple[int, ...] | None = None
     own_attributes = ("bilinear_form", "_kernel_trainable", "is_inside")
+    #: Whether a layer that does not save this one as its part contains it.
+    is_inside = False
+    _kernel_trainable = True
 
     def __init__(self, *args: Any, kernel_trainable: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kernel_trainable = kernel_trainable
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-        of_form = similarity, predictor, block_size
-        self.bilinear_form: Any = self.form(*of_form, "bilinear_form")
+        form = self.form(similarity, predictor, block_size, "bilinear_form")
+        self.bilinear_form: Any = form
         # The axes raise for an equation that does not fit.
         fits = self.feature_axes is not None or block_size is None
         demand = "None, unless the layer is dense or a static convolution of kernel size 1"
         validation.require(fits, "block_size", demand, block_size)
-        self._kernel_trainable = True
-        #: Whether a layer that does not save this one as its part contains it.
-        self.is_inside = False
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         """Builds the `M` of a plain layer that is built."""
@@ -127,16 +127,115 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         if axes is not None:
             features = math.prod(shape[axis] for axis in axes)
             shape = (features, math.prod(shape) // features)
+        geometry = {name: getattr(self, name, None) for name in _GEOMETRY}
         self.bilinear_form.build(
             shape,
             self.filter_axes,
             kernel_regularizer=kernel.regularizer,
             input_shape=tuple(input_shape),
-            geometry=self.geometry,
+            geometry=geometry if hasattr(self, "kernel_size") else None,
         )
         nesting.pass_on_frozen(self)
         if not self.kernel_trainable:
             self._set_flags_of_kernel()
+
+    def apply_kernel(self, inputs: Tensor) -> Tensor:
+        """Returns `W^T M x`."""
+        if self.predictor is None:
+            kernel = ops.cast(self.equivalent_kernel, inputs.dtype)
+            return self.plain_product(inputs, kernel)
+        return self.bilinear_form(inputs, ops.convert_to_tensor(self.kernel))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "kernel_trainable": self.kernel_trainable}
+
+    # What `M` is.
+
+    @property
+    def equivalent_kernel(self) -> Tensor:
+        """The kernel `M^T D W`, in the shape of `kernel`; without a learned shape `M^T W`.
+
+        Raises:
+            ValueError: If the layer is dynamic, or not built yet.
+        """
+        self.bilinear_form.require("static", "equivalent_kernel")
+        kernel, axes = ops.convert_to_tensor(self.kernel), self.feature_axes
+        if axes is None:
+            return self.bilinear_form(kernel)
+        order = [*axes, *(axis for axis in range(len(kernel.shape)) if axis not in axes)]
+        moved = ops.transpose(kernel, order)
+        rows = self.bilinear_form(ops.reshape(moved, (self.bilinear_form.features, -1)))
+        return ops.transpose(ops.reshape(rows, moved.shape), np.argsort(order).tolist())
+
+    @property
+    def similarity_matrix(self) -> Tensor:
+        """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
+
+        If `shared_by` is not `"layer"`, the first axis counts blocks of channels, or
+        filters.
+
+        Raises:
+            ValueError: If the layer is dynamic, or not built yet.
+        """
+        return self.bilinear_form.similarity_matrix
+
+    @property
+    def learned_shape(self) -> Tensor:
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps.
+
+        Raises:
+            ValueError: If the layer does not learn its kernel's shape, or is not built.
+        """
+        return self.bilinear_form.learned_shape
+
+    def predicted_matrices(self, inputs: Tensor) -> Tensor:
+        """Returns the `M(x)` that a dynamic layer uses at each position of its output.
+
+        Returns:
+            Tensor of shape `(batch, *positions, T, T)`, without `D`; every size of
+            `positions` is 1 with a pooled predictor.
+
+        Raises:
+            ValueError: If the layer is static, or not built yet.
+        """
+        form = self.bilinear_form
+        form.require("dynamic", "predicted_matrices")
+        inputs = ops.cast(inputs, self.compute_dtype)
+        shape = list(self.compute_output_shape(tuple(inputs.shape)))
+        del shape[self.channel_axis]
+        parameters = form.at_positions(form.predicted(inputs, penalized=False), shape[1:])
+        return self.similarity.matrix(parameters, form.taps)
+
+    # What is trained.
+
+    @keras.layers.Layer.trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)
+        if self.built:
+            self._set_flags_of_kernel()
+
+    @property
+    def kernel_trainable(self) -> bool:
+        """Whether kernel, bias and activation are trained, or the similarity alone."""
+        return self._kernel_trainable
+
+    @kernel_trainable.setter
+    def kernel_trainable(self, value: bool) -> None:
+        self._kernel_trainable = validation.boolean(value, "kernel_trainable")
+        if self.built:
+            self._set_flags_of_kernel()
+
+    def _set_flags_of_kernel(self) -> None:
+        value = self.kernel_trainable and self.trainable
+        if self.quantization_mode is None:
+            has_lora = getattr(self, "lora_enabled", False)
+            self.kernel_variable.trainable = value and not has_lora
+        for name in ("pointwise_kernel", "bias", "activation"):
+            part = getattr(self, name, None)
+            if isinstance(part, (keras.Variable, keras.layers.Layer)):
+                part.trainable = value
+
+    # How a plain layer becomes one of these, and back.
 
     @classmethod
     def turn(cls, layer: Any, is_inside: bool, kernel_trainable: bool, *args: Any) -> None:
@@ -160,101 +259,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         for variable, new in zip(*(each.variables for each in forms), strict=True):
             new.assign(variable)
 
-    @contextlib.contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Makes this layer a plain one, without its `M`, in the context."""
-        kind, own = type(self), {name: getattr(self, name) for name in self.own_attributes}
-        for name in own:
-            remove_attribute(self, name)
-        self.__class__ = kind.plain
-        try:
-            yield
-        finally:
-            self.__class__ = kind
-            with unlocked(self):
-                for name, value in own.items():
-                    setattr(self, name, value)
-
-    def apply_kernel(self, inputs: Tensor) -> Tensor:
-        """Returns `W^T M x`."""
-        if self.predictor is None:
-            kernel = ops.cast(self.equivalent_kernel, inputs.dtype)
-            return self.plain_product(inputs, kernel)
-        return self.bilinear_form(inputs, ops.convert_to_tensor(self.kernel))
-
-    @property
-    def geometry(self) -> Any:
-        """The geometry of a convolution; `None` for a layer of vectors."""
-        names = [name for name in _GEOMETRY if hasattr(self, name)]
-        return {name: getattr(self, name) for name in names} or None
-
-    def predicting_shape(self, input_shape: Any) -> Any:
-        """Returns a shape with the positions at which a dynamic layer predicts `M`."""
-        return self.compute_output_shape(input_shape)
-
-    def predicted_matrices(self, inputs: Tensor) -> Tensor:
-        """Returns the `M(x)` that a dynamic layer uses at each position.
-
-        The positions are those of the output, or of a transposed convolution's input.
-
-        Returns:
-            Tensor of shape `(batch, *positions, T, T)`, without `D`; every size of
-            `positions` is 1 with a pooled predictor.
-
-        Raises:
-            ValueError: If the layer is static, or not built yet.
-        """
-        form = self.bilinear_form
-        form.require("dynamic", "predicted_matrices")
-        inputs = ops.cast(inputs, self.compute_dtype)
-        shape = list(self.predicting_shape(tuple(inputs.shape)))
-        del shape[self.channel_axis]
-        parameters = form.at_positions(form.predicted(inputs, penalized=False), shape[1:])
-        return self.similarity.matrix(parameters, form.taps)
-
-    @property
-    def similarity_matrix(self) -> Tensor:
-        """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
-
-        If `shared_by` is not `"layer"`, the first axis counts blocks of channels, or
-        filters.
-
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
-        """
-        return self.bilinear_form.similarity_matrix
-
-    @property
-    def learned_shape(self) -> Tensor:
-        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps.
-
-        Raises:
-            ValueError: If the layer does not learn its kernel's shape, or is not built.
-        """
-        return self.bilinear_form.learned_shape
-
-    @property
-    def equivalent_kernel(self) -> Tensor:
-        """The kernel `M^T D W`, in the shape of `kernel`; without a learned shape `M^T W`.
-
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
-        """
-        self.bilinear_form.require("static", "equivalent_kernel")
-        kernel, axes = ops.convert_to_tensor(self.kernel), self.feature_axes
-        if axes is None:
-            return self.bilinear_form(kernel)
-        order = [*axes, *(axis for axis in range(len(kernel.shape)) if axis not in axes)]
-        moved = ops.transpose(kernel, order)
-        rows = self.bilinear_form(ops.reshape(moved, (self.bilinear_form.features, -1)))
-        return ops.transpose(ops.reshape(rows, moved.shape), np.argsort(order).tolist())
-
-    @property
-    def kernel_variable(self) -> keras.Variable:
-        """The weight that holds the kernel; `kernel` adds LoRA, if enabled, to it."""
-        found = (each for each in self.variables if each.name == self.kernel_name)
-        return next(found)  # Own variables come before those of sublayers.
-
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.bilinear_form.require("static", "fold")
         is_float = self.quantization_mode is None
@@ -266,9 +270,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         return folded
 
     def leave_kin(self) -> None:
-        kernel, self.kernel_trainable = self.kernel_variable, True
+        set_autocast(self.kernel_variable, True)
+        self.kernel_trainable = True
         super().leave_kin()
-        set_autocast(kernel, True)
 
     def save_assets(self, _: str) -> None:
         """Raises if a `.keras` file, which Keras is writing, would lose `M`."""
@@ -278,38 +282,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
                 "contain it, so a file of the whole model would lose `M`. Call "
                 "`convert.fold` and save the folded model, or call `convert.save_task`."
             )
-
-    @keras.layers.Layer.trainable.setter
-    def trainable(self, value: bool) -> None:
-        keras.layers.Layer.trainable.fset(self, value)
-        if self.built:
-            self._set_flags_of_kernel()
-
-    @property
-    def kernel_trainable(self) -> bool:
-        """Whether kernel, bias and activation are trained, or the similarity alone."""
-        return self._kernel_trainable
-
-    @kernel_trainable.setter
-    def kernel_trainable(self, value: bool) -> None:
-        self._kernel_trainable = validation.boolean(value, "kernel_trainable")
-        if self.built:
-            self._set_flags_of_kernel()
-
-    def plain_parts(self) -> list[Any]:
-        """Returns what the plain layer trains: kernel, bias, activation."""
-        is_fixed = getattr(self, "lora_enabled", False) or self.quantization_mode
-        return [None if is_fixed else self.kernel_variable, self.bias, self.activation]
-
-    def _set_flags_of_kernel(self) -> None:
-        for part in self.plain_parts():
-            if isinstance(part, (keras.Variable, keras.layers.Layer)):
-                part.trainable = self.kernel_trainable and self.trainable
-        if getattr(self, "lora_enabled", False):
-            self.kernel_variable.trainable = False
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "kernel_trainable": self.kernel_trainable}
 
 
 def similarities_of(layer: keras.layers.Layer) -> list[BilinearForm]:

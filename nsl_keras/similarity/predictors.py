@@ -7,7 +7,6 @@ similarity and dtype, its `LayerContext`.
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ import numpy as np
 
 from nsl_keras import configs, validation
 from nsl_keras.similarity import sphere
-from nsl_keras.similarity.kernels import FloatDense, FloatEinsumDense
+from nsl_keras.similarity.kernels import FloatDense
 from nsl_keras.training.normalization import BatchNormalization
 
 #: Minimum hidden width when it is derived from the layer's width.
@@ -168,8 +167,8 @@ class SimilarityPredictor:
             Appendix A, it returns the parameters themselves, which start at the identity,
             or with `start="published"` near zero.
         start: With `"identity"`, `M` is the identity until the first training step, so the
-            layer equals the plain layer: the scale of the last batch norm, the last kernel
-            or, if it compares by angle, one factor per output starts at zero. With
+            layer equals the plain layer: the scale of the last batch norm or, without one,
+            the last kernel starts at zero. `"full_sphere"` needs batch norms for it. With
             `"published"`, as in the authors' code, the scale starts at one and the last
             kernel at He's normal times 0.001, so `M` starts near the identity; the hidden
             layer has the authors' width, and batch norms have the fixed momentum 0.999, so
@@ -220,12 +219,10 @@ class SimilarityPredictor:
 
     def network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
-        geometry, block = context.geometry, self.block_side(context)
-        of_convolutions = self.pooled or self.output_kernel_size is not None
-        fits = context.rank or not of_convolutions
+        fits = context.rank or not (self.pooled or self.output_kernel_size)
         demand = "without `pooled` and `output_kernel_size`, except in convolutions"
         validation.require(fits, "predictor", demand, self)
-        fits = block == 1 or context.in_blocks
+        fits = self.block_side(context) == 1 or context.in_blocks
         demand = "without `downsampling`, except in convolutions without dilation"
         validation.require(fits, "predictor", demand, self)
         if isinstance(self.kind, str):
@@ -239,13 +236,12 @@ class SimilarityPredictor:
         else:
             layers = self.kind(self, context)
         if self.pooled:
-            fits = geometry["padding"] != "causal"
+            fits = context.geometry["padding"] != "causal"
             demand = "not pooled in a causal layer, which must not look ahead"
             validation.require(fits, "predictor", demand, self)
             pooling = getattr(keras.layers, f"GlobalAveragePooling{context.rank}D")
-            layers.append(
-                pooling(geometry["data_format"], dtype=context.dtype, name="pooling")
-            )
+            options = {"dtype": context.dtype, "name": "pooling"}
+            layers.append(pooling(context.geometry["data_format"], **options))
         return context.sequential(layers, "predictor")
 
     def hidden(
@@ -289,35 +285,34 @@ class SimilarityPredictor:
         normalize: str | None = None,
         batch_normalized: bool = False,
     ) -> Layers:
-        """Returns a layer to the parameters of `M`, and its batch norm or scale if any.
+        """Returns a layer to the parameters of `M`, and its batch norm if any.
 
         Takes the arguments of `hidden`. With `start="identity"`, the predicted `M` is the
         identity until the first training step.
         """
         _, geometry = self._geometries(context)
         published = self.start == "published"
-        # The shift of the output: where it starts, if not at zero.
-        shift = None if published or self.residual else context.identity.reshape(-1)
-        gamma = "ones" if published else "zeros"
-        scales = self._batch_norms(
+        # Where the outputs start: at zero, or at the identity itself.
+        is_shifted = not (published or self.residual)
+        shift: Any = "zeros"
+        if is_shifted:
+            shift = keras.initializers.Constant(context.identity.reshape(-1))
+        norms = self._batch_norms(
             *(context, "output", batch_normalized),
-            gamma_initializer=gamma,
-            beta_initializer=_constant(shift),
+            gamma_initializer="ones" if published else "zeros",
+            beta_initializer=shift,
         )
-        start: Any = small_normal(0.001)
-        if not published and not scales:
-            if normalize in ("both", "kernel"):
-                # A cosine with a kernel of zeros would be large after the first step.
-                scales = [_scale(context, shift)]
-            else:
-                start = "zeros"
+        # From zero, the cosine with a kernel would be large after the first step.
+        fits = published or norms or normalize in (None, "input")
+        demand = "with `start='published'` or a batch norm, if its output is by angle"
+        validation.require(fits, "predictor", demand, self)
         output = context.layer(
             *("output", context.outputs, geometry, normalize),
-            kernel_initializer=start,
-            use_bias=shift is not None and not scales,
-            bias_initializer=_constant(shift),
+            kernel_initializer=small_normal(0.001) if published or norms else "zeros",
+            use_bias=is_shifted and not norms,
+            bias_initializer=shift,
         )
-        return [output, *scales]
+        return [output, *norms]
 
     def _has_bottleneck(self, context: LayerContext) -> bool:
         given = self.start == "published" or self.output_kernel_size is not None
@@ -366,47 +361,11 @@ class SimilarityPredictor:
     from_config = classmethod(configs.from_arguments)
 
 
-def _constant(values: np.ndarray | None) -> Any:
-    """Returns an initializer with these values, or with zeros."""
-    return "zeros" if values is None else keras.initializers.Constant(values)
-
-
-def _scale(context: LayerContext, shift: np.ndarray | None) -> keras.layers.Layer:
-    """Returns a layer with a factor per channel, from zero, and a shift if given."""
-    first = context.channel_axis == 1
-    if first and shift is not None:
-        shift = shift.reshape(-1, *[1] * context.rank)
-    return FloatEinsumDense(
-        "ac...,c->ac..." if first else "...c,c->...c",
-        context.outputs,
-        bias_axes=None if shift is None else "c",
-        kernel_initializer="zeros",
-        bias_initializer=_constant(shift),
-        dtype=context.dtype,
-        name="output_scale",
-    )
-
-
 def small_normal(scale: float) -> keras.initializers.Initializer:
     """He's normal initializer times `scale`; the authors use 0.1 and 0.001."""
     return keras.initializers.VarianceScaling(
         2.0 * scale**2, mode="fan_in", distribution="untruncated_normal"
     )
-
-
-#: The dynamic forms that use a predictor that is a layer.
-forms_of: Any = weakref.WeakKeyDictionary()
-
-
-class LiveId(int):
-    """The id of a predictor in a config that has not been in a file.
-
-    Keras shares objects of one id while it loads a file. Where it copies layers one by one,
-    as in `keras.models.clone_model`, each layer would get a predictor of its own.
-    """
-
-    #: How many layers use the predictor.
-    layers = 1
 
 
 def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
@@ -423,10 +382,6 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     >>> nsl_keras.predictors.get("cnn").kind
     'cnn'
     """
-    if isinstance(identifier, dict):
-        layers = getattr(identifier.get("shared_object_id"), "layers", 1)
-        demand = "the predictor of one layer, unless the model is copied by save and load"
-        validation.require(layers == 1, "predictor", demand, f"one of {layers} layers")
     kinds = {name: partial(SimilarityPredictor, name) for name in KINDS}
     allowed = (SimilarityPredictor, keras.layers.Layer, type(None))
     others = "a `SimilarityPredictor`, a layer or None"

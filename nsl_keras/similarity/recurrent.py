@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import Any
 
 import keras
-from keras import ops
+from keras import ops, tree
 
-from nsl_keras import nesting, similarities, validation
+from nsl_keras import nesting, validation
 from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dense import VectorForm
@@ -31,7 +31,6 @@ class SimilarityCell(WithSimilarity):
     bilinear_form = property(attrgetter("input_form"))
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         # A cell runs in a loop, which no loss of a step can leave.
         is_plain = predictor is None or similarity.regularizer is None
         fits = is_plain and similarity.shared_by == "layer" and not similarity.learn_shape
@@ -44,10 +43,8 @@ class SimilarityCell(WithSimilarity):
         if isinstance(predictor, predictors.SimilarityPredictor):
             # A cell is called once per time step: batch norms would mix the statistics of
             # all steps, and update their moving averages inside a loop.
-            norms, demand = (
-                predictor.batch_normalization,
-                "None or False in a recurrent cell",
-            )
+            norms = predictor.batch_normalization
+            demand = "None or False in a recurrent cell"
             validation.require(norms in (None, False), "batch_normalization", demand, norms)
             predictor = predictor.without_batch_norms()
         self.input_form, self.state_form = (
@@ -67,10 +64,9 @@ class SimilarityCell(WithSimilarity):
         return [(self.input_form, self.kernel), (self.state_form, self.recurrent_kernel)]
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
-        nested = isinstance(states, (list, tuple))
-        state, *carry = states if nested else [states]
+        state, *carry = tree.flatten(states)
         x, h = self.input_form.multiply(inputs), self.state_form.multiply(state)
-        return super().call(x, [h, *carry] if nested else h, training=training)
+        return super().call(x, [h, *carry], training=training)
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.input_form.require("static", "fold")
@@ -162,8 +158,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
 
     # Keras's `call` cannot take `M_h h` as the state: it also adds `z * state`.
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
-        nested = isinstance(states, (list, tuple))
-        state = states[0] if nested else states
+        (state,) = tree.flatten(states)
         masks = self.get_dropout_mask(inputs) if training and self.dropout < 1 else None
         x = self.input_form.multiply(inputs)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))
@@ -192,7 +187,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         update = self.recurrent_activation(x_update + h_update)
         candidate = self.activation(x_candidate + h_candidate)
         outputs = update * state + (1 - update) * candidate
-        return outputs, [outputs] if nested else outputs
+        return outputs, [outputs]
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import keras
@@ -28,9 +27,9 @@ class _Penalty(keras.regularizers.Regularizer):
         return self.form.similarity.regularizer(self.form.similarity_matrix)
 
 
-def _for_each(constraint: Any, parameters: Any) -> Tensor:
-    """Returns several `M` under a constraint that is made for one."""
-    return ops.vectorized_map(constraint, ops.convert_to_tensor(parameters))
+def _for_each(constraint: Any) -> Any:
+    """Returns a constraint on several `M`, of a constraint that is made for one."""
+    return lambda several: ops.vectorized_map(constraint, ops.convert_to_tensor(several))
 
 
 class StaticForm(BilinearForm):
@@ -74,7 +73,8 @@ class StaticForm(BilinearForm):
         if self.on_vectors:
             self._blocks = (*of_channels, self.taps, *of_filters)
             self._order = (0, 3, 2, 1, 4)
-        self.size = self.taps * (channels // first if full else 1)
+        if full:
+            self.size = self.taps * (channels // first)
         is_small = self.size <= _LARGEST or isinstance(similarity, Diagonal)
         demand = (
             f"given, and at most {_LARGEST}, unless the similarity is diagonal: `M` would "
@@ -88,7 +88,7 @@ class StaticForm(BilinearForm):
         start = np.broadcast_to(start, (*leading, *start.shape))
         constraint = similarity.constraint
         if leading and constraint is not None:
-            constraint = functools.partial(_for_each, similarity.constraint)
+            constraint = _for_each(constraint)
         self.similarity_parameters = self.add_weight(
             name="similarity",
             shape=start.shape,
@@ -112,16 +112,14 @@ class StaticForm(BilinearForm):
         return ops.reshape(equivalent, kernel.shape)
 
     def multiply(self, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Returns `D M x` for vectors `x`, in their shape and dtype, whatever is `seen`.
+        """Returns `M x` for vectors `x`, in their shape and dtype, whatever is `seen`.
 
-        The last axes of the vectors are the features. Filters must share `M`.
+        The last axes of the vectors are the features. Filters must share `M`, which has no
+        learned shape.
         """
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         is_one = self.similarity.shared_by == "layer"
         blocks = (-1, self.taps) if is_one else (-1, *self._blocks[:3])
         rows = ops.reshape(ops.cast(vectors, parameters.dtype), blocks)
         products = self.similarity.apply_to_rows(parameters, rows)
-        if self.shape_parameters is not None:
-            products = ops.reshape(products, (-1, self.features))
-            products = ops.transpose(self.with_shape(ops.transpose(products)))
         return ops.cast(ops.reshape(products, ops.shape(vectors)), vectors.dtype)

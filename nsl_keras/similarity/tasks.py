@@ -6,8 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import zipfile
-import zlib
 from typing import Any
 
 import keras
@@ -20,16 +18,6 @@ from nsl_keras.training import files
 
 #: Arguments of a similarity that do not change what a trained `M` computes.
 _OF_TRAINING = ("initializer", "regularizer", "constraint")
-#: What NumPy raises for files that are cut off, or that something else wrote.
-_BROKEN = (
-    OSError,
-    EOFError,
-    KeyError,
-    TypeError,
-    ValueError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -100,7 +88,7 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
         validation.require(len(values) == len(saved["weights"]), "path", "whole", path)
     except FileNotFoundError:
         raise
-    except _BROKEN as error:
+    except Exception as error:  # Of any kind, where a file is cut off or foreign.
         raise ValueError(
             f"`path` must be a whole file that `save_task` wrote. Received: path={path!r}"
         ) from error
@@ -119,13 +107,10 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     demand = f"one with the frozen weights that the task in {os.fspath(path)!r} builds on"
     validation.require(network == _checksum(frozen), "model", demand, model.name)
     paths = [each.path for each in trained]
-    saved_paths = [row[0] for row in saved["weights"]]
-    if len({*paths}) == len(paths) and {*paths} == {*saved_paths}:
-        ordered = [trained[paths.index(each)] for each in saved_paths]
-        pairs = zip(ordered, values, strict=True)
-        if all(variable.shape == value.shape for variable, value in pairs):
-            trained = ordered
+    by_path = {row[0]: value for row, value in zip(saved["weights"], values, strict=True)}
     # Else names were counted, as "dense_1": the order of the weights decides.
+    if sorted(by_path) == sorted(paths):
+        values = [by_path[path] for path in paths]
     for variable, value in zip(trained, values, strict=True):
         variable.assign(value)
 

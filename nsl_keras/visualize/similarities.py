@@ -109,11 +109,9 @@ def plot_dynamic_similarity(
     place = np.unravel_index(distances.argmax(), distances.shape)
     title, numbers, identity = _panel_of(matrices[place], chosen)
     # Room for the image, then the first row; the taps below in rows as in the kernel.
-    panels: list[Panel | None] = [
-        None,
-        ("largest change", distances, np.zeros_like(distances)),
-    ]
-    panels += [(f"at the cross: {title}", numbers, identity)]
+    change = "largest change", distances, np.zeros_like(distances)
+    panels: list[Panel | None]
+    panels = [None, change, (f"at the cross: {title}", numbers, identity)]
     columns = max(chosen.kernel_size[1], len(panels))
     panels += [None] * (columns - len(panels))
     panels += [

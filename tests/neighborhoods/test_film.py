@@ -159,7 +159,7 @@ test_errors = refusing(
     (lambda: InstanceFiLM(0), "`dictionary_size` must be a positive integer"),
     (lambda: InstanceFiLM(sharpness=0), "`sharpness` must be a finite number"),
     (lambda: InstanceFiLM(axis=2), "`axis` must be one of -1, 1"),
-    (lambda: InstanceFiLM().build((2, 4, None)), "axis of the input must be known"),
+    (lambda: InstanceFiLM().build((2, 4, None)), "`input_shape` must be known at the"),
     (
         lambda: add(model=net(keras.layers.BatchNormalization())).layers[0].fold(),
         "`fold` must be called on .*=.ModulatedBatchNormalization'",

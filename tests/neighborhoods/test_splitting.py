@@ -119,8 +119,10 @@ def test_a_frozen_convolution_becomes_a_frozen_head():
     source = sequential(*ENDS["convolution"]())
     last = source.layers[-3]
     last.trainable, last.kernel_regularizer = False, keras.regularizers.L2(0.1)
+    last.bias_constraint = keras.constraints.NonNeg()
     head = from_classifier(source).head
     assert not head.trainable
+    assert isinstance(head.bias.constraint, keras.constraints.NonNeg)
     assert float(head.kernel_regularizer.l2) == pytest.approx(0.1)
 
 
@@ -177,6 +179,11 @@ def same_layer_twice():
     return keras.Model(inputs, dense(dense(inputs)))
 
 
+def constrained():
+    convolution = layers.Conv2D(3, 1, kernel_constraint=keras.constraints.UnitNorm())
+    return sequential(layers.Reshape((1, 1, 4)), convolution, layers.Flatten())
+
+
 def of_sequences(*end):
     return from_classifier(stacked((5, 4), layers.Dense(3), *end))
 
@@ -189,6 +196,7 @@ test_errors = refusing(
     (lambda: from_classifier(keras.Model()), "`model` must be a functional or Sequential"),
     (lambda: from_classifier(keras.Sequential([layers.Dense(3)])), "and built: start it"),
     (lambda: from_classifier(several_outputs()), "must end in one Dense"),
+    (lambda: from_classifier(constrained()), "without a constraint of its kernel"),
     (lambda: from_classifier(same_layer_twice()), "uses its last layer once"),
     (lambda: from_classifier(sequential(layers.Dense(1))), "at least two classes"),
     (lambda: of_sequences(), r"of shape \(batch, classes\) or \("),

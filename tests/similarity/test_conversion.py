@@ -117,7 +117,6 @@ decoder = functools.partial(keras.layers.Conv2DTranspose, 4, 4, 2, output_paddin
     [
         (keras.layers.Conv2D(6, 3, groups=3), UNCONSTRAINED),
         (decoder(), {"similarity": similarities.Unconstrained(shared_by="filter")}),
-        (decoder(), {**UNCONSTRAINED, "predictor": "sphere"}),
         (keras.layers.Conv2D(4, 3, activation=prelu()), {}),
         (keras.layers.SeparableConv2D(4, 3, activation=prelu()), {}),
         (keras.layers.SeparableConv2D(4, 3, 2, "same", None, 1, 2, "relu"), UNCONSTRAINED),

@@ -8,6 +8,7 @@ from helpers import (
     IS_TENSORFLOW,
     as_numpy,
     assert_close,
+    assert_equal,
     keras_3_15,
     normal,
     randomize,
@@ -146,73 +147,16 @@ def test_masked_vectors_change_no_statistics(predictor):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-TRANSPOSED = [
-    {},
-    {"kernel_size": (2, 3), "padding": "same"},
-    {"strides": 2, "padding": "same"},
-    {"kernel_size": 4, "strides": 2, "padding": "same", "output_padding": 1},
-    {"kernel_size": 4, "strides": 2},
-    {"kernel_size": (3, 2), "strides": 2, "output_padding": 1},
-    {"kernel_size": (1, 2), "strides": 3},
-]
-#: TensorFlow cannot dilate them on a CPU.
-DILATED = [
-    {"kernel_size": 2, "padding": "same", "dilation_rate": 2},
-    {"kernel_size": (3, 2), "dilation_rate": (1, 2)},
-]
-
-
-def transposed(layer, inputs, matrices, sizes):
-    """The outputs by the formula, with an `M` for each example and input position."""
-    inputs, kernel = as_numpy(inputs), as_numpy(layer.kernel)
-    outputs = np.zeros((len(inputs), *sizes, layer.filters))
-    before = []
-    for axis, size in enumerate(sizes):
-        reach = (layer.kernel_size[axis] - 1) * layer.dilation_rate[axis] + 1
-        written = (inputs.shape[1 + axis] - 1) * layer.strides[axis] + reach
-        # As a convolution of the outputs pads them.
-        before.append(max(written - size, 0) // 2 if layer.padding == "same" else 0)
-    taps = kernel.reshape(-1, *kernel.shape[-2:])
-    for example, *place in np.ndindex(*inputs.shape[:-1]):
-        at = example, *place
-        products = matrices[at].T @ (taps @ inputs[at])
-        for u, tap in enumerate(np.ndindex(*layer.kernel_size)):
-            q = tuple(
-                place[a] * layer.strides[a] + tap[a] * layer.dilation_rate[a] - before[a]
-                for a in range(2)
-            )
-            if all(0 <= q[a] < sizes[a] for a in range(2)):
-                outputs[(example, *q)] += products[u]
-    return outputs + as_numpy(layer.bias)
-
-
-@pytest.mark.jax
-@pytest.mark.parametrize(
-    ("geometry", "options"),
-    [
-        *((geometry, {}) for geometry in (TRANSPOSED if IS_TENSORFLOW else DILATED)),
-        # For blocks of positions, and for whole examples.
-        *((TRANSPOSED[2], options) for options in ({"downsampling": 2}, {"pooled": True})),
-    ],
-    ids=str,
-)
-def test_transposed_layers_follow_the_formula(geometry, options):
-    options = {
-        "similarity": "unconstrained",
-        "predictor": SimilarityPredictor("cnn", **options),
-    }
-    layer, inputs = built("transposed", dtype=DTYPE, **options, **geometry)
-    matrices = as_numpy(layer.predicted_matrices(inputs))
-    matrices = np.broadcast_to(matrices, (*inputs.shape[:-1], *matrices.shape[-2:]))
-    received = as_numpy(layer(inputs))
-    expected = transposed(layer, inputs, matrices, received.shape[1:-1])
-    assert_close(received, expected, 10 * TOLERANCES[DTYPE])
+def test_convolutions_take_integers():
+    images = np.arange(168, dtype="uint8").reshape(2, 6, 7, 2)
+    layer = NeuralSimilarityConv2D(4, 3, predictor="sphere")
+    assert_equal(layer(images), layer(images.astype("float32")))
 
 
 @keras_3_15
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
 def test_unknown_sizes_run_in_litert(tmp_path):
-    layer = layers.NeuralSimilarityConv2DTranspose(2, 3, predictor="cnn")
+    layer = NeuralSimilarityConv2D(2, 3, padding="same", predictor="cnn")
     model = keras.Sequential([keras.Input((None, None, 3)), layer])
     randomize(model)
     model.export(tmp_path / "model.tflite", format="litert", verbose=False)
@@ -321,7 +265,10 @@ def dense(**options):
 
 
 test_errors_of_layers_and_inputs = refusing(
-    (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "`inputs` must be floats.*uint8"),
+    (
+        lambda: layers.NeuralSimilarityConv2DTranspose(2, 3, **DYNAMIC),
+        "`predictor` must be None in .* transposed layers",
+    ),
     (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
     (lambda: dense(block_size=0), "`block_size` must be a positive integer"),

@@ -108,22 +108,25 @@ def test_int8_kernels(kind, shared_by, tmp_path):
     )
     plain = keras.Model(inputs, keras.layers.Dense(2)(part(inputs)))
     plain.quantize("int8", filters="part")
-    similarity = similarities.Unconstrained(shared_by=shared_by, learn_shape=True)
+    similarity = similarities.Unconstrained(shared_by=shared_by)
     model = convert.add_similarity(plain, similarity, layers=["part"], block_size=2)
     x = normal(2, 3, 8)
     assert_close(model(x), plain(x), 1e-6)
     layer = model.get_layer("part")
-    assert [each.name for each in model.trainable_variables] == ["similarity", "shape"]
-    randomize(layer.bilinear_form.trainable_variables[:1])
-    layer.bilinear_form.shape_parameters.assign([1, 0])
+    assert [each.name for each in model.trainable_variables] == ["similarity"]
+    randomize(layer.bilinear_form.trainable_variables)
     matrix = static_matrix(layer)
     blocks = [matrix] * 4 if shared_by == "layer" else matrix
     rows = [x[..., 2 * n : 2 * n + 2] @ each.T for n, each in enumerate(blocks)]
-    rows = np.concatenate(rows, -1) * np.tile([1, 0], 4)
+    rows = np.concatenate(rows, -1)
     assert_close(model(x), plain(rows.astype("float32")), 1e-5)
     assert_close(reloaded(model, tmp_path)(x), model(x), 1e-6)
     with pytest.raises(ValueError, match=r"similarities of floats, .*quantized Neural"):
         convert.fold(model)
+    for options in ({"learn_shape": True}, {"shared_by": "filter"}):
+        refused = similarities.Diagonal(**options)
+        with pytest.raises(ValueError, match="`similarity` must be without `learn_shape`"):
+            convert.add_similarity(plain, refused, layers=["part"])
 
 
 @pytest.mark.jax

@@ -45,7 +45,7 @@ def test_lora_and_quantization(kind):
     ("layer", "shape"),
     [
         (layers.NeuralSimilarityDense(4, predictor="sphere"), (6,)),
-        (layers.NeuralSimilarityGRU(4, predictor="full_sphere"), (5, 6)),
+        (layers.NeuralSimilarityGRU(4, predictor="sphere"), (5, 6)),
         (layers.GlobalNeuralSimilarity2D("softmax_attention", sphere=False), (4, 4, 6)),
     ],
     ids=["dense", "recurrent", "attention"],
@@ -60,5 +60,5 @@ def test_quantized_models_load(layer, shape, tmp_path):
 
 def test_channels_must_be_known():
     layer = layers.NeuralSimilarityConv2D(4, 3, data_format="channels_first")
-    with pytest.raises(ValueError, match="channel axis of the input must be known"):
+    with pytest.raises(ValueError, match="`input_shape` must be known at the channel axis"):
         layer.build((None, None, 5, 5))

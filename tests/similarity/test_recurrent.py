@@ -14,7 +14,7 @@ from helpers import (
 from keras import ops
 from layer_cases import TOLERANCES, identity_parameters, to_matrix
 
-from nsl_keras import layers, similarities
+from nsl_keras import layers, predictors, similarities
 from nsl_keras.convert import fold
 from nsl_keras.copying import copied
 
@@ -96,7 +96,10 @@ FORMS = {
     "blocks": {"similarity": "unconstrained", "block_size": 2},
     "sparse": {"similarity": "sparse"},
     "cholesky": {"similarity": "positive_semidefinite"},
-    "predicted": {"similarity": "symmetric", "predictor": "full_sphere"},
+    "predicted": {
+        "similarity": "symmetric",
+        "predictor": predictors.SimilarityPredictor("full_sphere", start="published"),
+    },
     "predicted_blocks": {
         "similarity": "unconstrained",
         "block_size": 2,

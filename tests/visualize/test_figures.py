@@ -106,7 +106,7 @@ test_errors = refusing(
         picture("adaptation", X[0], model=lambda: small_model(*REGRESSION)),
         "`model` must be a `MetaNeighborhoodModel` of classes",
     ),
-    (picture("adaptation", X[:2]), r"must have shapes \[\(None, 6\)\], with a batch axis"),
+    (picture("adaptation", X[:2]), r"Expected shape \(None, 6\), but .*\(1, 2, 6\)"),
     (picture("adaptation", X[0], model=plain_model), "`model` must be a `MetaNeighborh"),
     (picture("similarities", model=plain_model), "`model` must be .*static .*='sequential"),
     (picture("neighbors", IMAGES, IMAGES, model=plain_model), "`model` must be a `MetaN"),
