@@ -52,3 +52,7 @@ __all__ = [
     "similarities",
     "visualize",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

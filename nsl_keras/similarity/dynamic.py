@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ class DynamicForm(BilinearForm):
         self.predictor = predictor
         #: Whether the predictions are differences from the identity.
         self.residual = True
+        if isinstance(predictor, keras.layers.Layer):
+            predictors.forms_of.setdefault(predictor, weakref.WeakSet()).add(self)
         start = similarity.initializer
         at_identity = isinstance(start, keras.initializers.Identity) and start.gain == 1
         is_plain = similarity.shared_by == "layer" and similarity.constraint is None

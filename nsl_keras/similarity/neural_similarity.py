@@ -83,7 +83,9 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
             # Keras's own key for objects that several configs share. Keras sets it only
             # from the second config on where the object stands inside a layer (3.15), and
             # then a loaded model would have two of them.
-            predictor["shared_object_id"] = id(self.predictor)
+            live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
+            forms = predictors.forms_of[self.predictor]
+            live.layers = len(forms) // len(similarities_of(self))
         return {
             **super().get_config(),
             "similarity": serialize(self.similarity),

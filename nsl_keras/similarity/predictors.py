@@ -7,6 +7,7 @@ similarity and dtype, its `LayerContext`.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -368,6 +369,21 @@ def small_normal(scale: float) -> keras.initializers.Initializer:
     )
 
 
+#: The dynamic forms that use a predictor that is a layer.
+forms_of: Any = weakref.WeakKeyDictionary()
+
+
+class LiveId(int):
+    """The id of a predictor in a config that has not been in a file.
+
+    Keras shares objects of one id while it loads a file. Where it copies layers one by one,
+    as in `keras.models.clone_model`, each layer would get a predictor of its own.
+    """
+
+    #: How many layers use the predictor.
+    layers = 1
+
+
 def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     """Returns a predictor by the name of its kind, from its serialized form, or unchanged.
 
@@ -382,6 +398,10 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
     >>> nsl_keras.predictors.get("cnn").kind
     'cnn'
     """
+    if isinstance(identifier, dict):
+        layers = getattr(identifier.get("shared_object_id"), "layers", 1)
+        demand = "the predictor of one layer, unless the model is copied by save and load"
+        validation.require(layers == 1, "predictor", demand, f"one of {layers} layers")
     kinds = {name: partial(SimilarityPredictor, name) for name in KINDS}
     allowed = (SimilarityPredictor, keras.layers.Layer, type(None))
     others = "a `SimilarityPredictor`, a layer or None"

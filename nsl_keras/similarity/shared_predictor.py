@@ -27,9 +27,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     the width, is taken from the first layer built. Adaptations have the regularizer of
     their layer's kernel; the shared kernels have none.
 
-    A `.keras` file keeps the sharing. An `.h5` file, `to_json` and
-    `keras.models.clone_model`, which describe layers one by one, give each layer a separate
-    predictor: save and load the model to copy it.
+    A `.keras` file keeps the sharing. An `.h5` file and `to_json`, which describe layers
+    one by one, give each layer a separate predictor, and `keras.models.clone_model` raises
+    an error: save and load the model to copy it.
 
     Args:
         predictor: A `SimilarityPredictor`, or a name of its `kind`.

@@ -380,13 +380,19 @@ def test_shared_predictor_is_one_network_with_adaptations():
     assert not model.non_trainable_variables
 
 
-def test_a_clone_has_a_predictor_for_each_layer():
-    shared = SharedSimilarityPredictor()
-    parts = [NeuralSimilarityConv2D(4, 3, predictor=shared) for _ in range(2)]
-    model = keras.Sequential([keras.Input((9, 9, 3)), *parts])
-    one, two = keras.models.clone_model(model).layers
-    assert one.predictor is not two.predictor
-    assert len(one.weights) == len(two.weights) == len(parts[0].weights)
+def test_a_shared_predictor_comes_apart_in_no_clone():
+    def stack(predictors):
+        parts = [NeuralSimilarityConv2D(4, 3, predictor=each) for each in predictors]
+        return keras.Sequential([keras.Input((9, 9, 3)), *parts])
+
+    model = stack([SharedSimilarityPredictor()] * 2)
+    copies = keras.models.clone_model, lambda model: model.from_config(model.get_config())
+    for copy in copies:
+        with pytest.raises((TypeError, ValueError), match="predictor='one of 2 layers'"):
+            copy(model)
+    alone = stack([SharedSimilarityPredictor(), "sphere"])
+    clone = keras.models.clone_model(alone)
+    assert [each.shape for each in clone.weights] == [each.shape for each in alone.weights]
 
 
 def test_a_frozen_predictor_stays_frozen():
