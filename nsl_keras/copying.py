@@ -46,8 +46,9 @@ def copied(model: Any) -> Any:
         pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
-            "`model` must be one that Keras can save and load. The first error says what "
-            f"it cannot. Received: model {model.name!r}"
+            "`model` must be one that Keras can save and load, or be changed in place, if "
+            "`inplace=True` is possible. The first error says what Keras cannot. Received: "
+            f"model {model.name!r}"
         ) from error
     for part, new in pairs:
         keep_path(part, new)  # A loaded Sequential model leaves out its own name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
@@ -63,13 +64,12 @@ def add_similarity(
         predictor: See `nsl_keras.layers.NeuralSimilarityConv2D`. A
             `nsl_keras.predictors.SharedSimilarityPredictor`, which must be new, needs
             kernels of the same size; other recipes make a network for each layer.
-        layers: Which layers to convert: a collection of names or of paths; one string, a
-            regular expression that is searched for in the path of a layer, for example
-            `"attention.*query"`; or a function that takes a layer (of the new model) and
-            returns a bool.
-            `None` converts the convolutions whose kernel has more than one tap (position);
-            with a `block_size`, or in a model without such convolutions, the `Dense` and
-            `EinsumDense` layers except the last.
+        layers: Which layers to convert: a collection of names or paths of layers, or of
+            layers that contain them; one string, a regular expression that is searched for
+            in the path of a layer, for example `"attention.*query"`; or a function that
+            takes a layer and returns a bool. `None` converts the convolutions whose kernel
+            has more than one tap (position); with a `block_size`, or if no convolution has
+            windows that overlap, the `Dense` and `EinsumDense` layers except the last.
         block_size: int or `None`, for layers that read features: `Dense`, `EinsumDense` and
             1x1 convolutions. See `nsl_keras.layers.NeuralSimilarityDense`; `None` is one
             block of all features, at most 1,024 unless the similarity is diagonal.
@@ -181,15 +181,18 @@ def _chosen(
     ]
     if layers is None:
         chosen = [each for each in suited if _taps(each) > 1 and block_size is None]
-        chosen = chosen or _inner_dense(model, suited)
+        if not any(map(_overlaps, chosen)):  # As the patches of a vision transformer.
+            chosen = _inner_dense(model, suited) or chosen
     elif isinstance(layers, str):
         chosen = [each for each in suited if re.search(layers, each.path)]
     elif callable(layers):
         chosen = [each for each in suited if layers(each)]
     else:
-        names = {name for each in suited for name in (each.name, each.path)}
-        known = {*layers} if names.issuperset(layers) else {}
-        chosen = [each for each in suited if each.name in known or each.path in known]
+        of_names = [
+            [each for each in suited if f"/{name}/" in f"/{each.path}/"] for name in layers
+        ]
+        named = [*itertools.chain(*of_names)] if all(of_names) else []
+        chosen = [each for each in suited if each in named]
     if not chosen:
         paths = sorted(layer.path for layer in suited)
         raise ValueError(
@@ -213,6 +216,12 @@ def _classifier(model: Any) -> Any:
 
 def _taps(layer: Any) -> int:
     return math.prod(getattr(layer, "kernel_size", ()))
+
+
+def _overlaps(layer: Any) -> bool:
+    """Whether the kernel of a convolution reads parts of the input more than once."""
+    pairs = zip(layer.strides, layer.kernel_size, strict=True)
+    return any(stride < size for stride, size in pairs)
 
 
 def _inner_dense(model: Any, suited: list[Any]) -> list[Any]:

@@ -101,8 +101,8 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
             if (one and one[1:]) != (other and other[1:]):
                 raise ValueError(
                     f"`model` must {demand} of the task in {os.fspath(path)!r}: convert "
-                    "and freeze it as the model that was saved. Received: "
-                    f"model {model.name!r} with {other}, where the task has {one}"
+                    "and freeze it as the model that was saved. Received: model "
+                    f"{model.name!r} with {_words(other)}, where the task has {_words(one)}"
                 )
     demand = f"one with the frozen weights that the task in {os.fspath(path)!r} builds on"
     validation.require(network == _checksum(frozen), "model", demand, model.name)
@@ -145,6 +145,19 @@ def _description(model: keras.Model, trained: list[Any]) -> dict[str, Any]:
         json.dumps({"similarities": similarities, "weights": weights}, default=str)
     )
     return described
+
+
+def _words(row: Any) -> str:
+    """Returns a row of the description for a message."""
+    if row is None:
+        return "nothing more"
+    path, kind, *of_similarity = row
+    if not of_similarity:
+        return f"{path!r} of shape {kind}"
+    _, options, size, recipe = of_similarity
+    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    predictor = "" if recipe is None else f" and the predictor {recipe}"
+    return f"{kind}({arguments}) of size {size} in {path.rpartition('/')[0]!r}{predictor}"
 
 
 def _checksum(weights: list[Any]) -> str:

@@ -375,3 +375,18 @@ def test_unfreeze_leaves_what_lora_froze():
     convert.unfreeze(model)
     frozen = [each.path for each in model.variables if not each.trainable]
     assert [path.rpartition("/")[2] for path in frozen] == ["kernel", "kernel"]
+
+
+def test_windows_that_do_not_overlap_are_left_to_dense_layers():
+    """As the patches of a vision transformer; `layers` may name what contains layers."""
+    inputs = keras.Input((8, 8, 3))
+    patches = keras.layers.Conv2D(4, 4, 4, name="patches")(inputs)
+    tokens = keras.layers.Reshape((4, 4))(patches)
+    tokens = keras.layers.MultiHeadAttention(2, 2, name="attention")(tokens, tokens)
+    model = keras.Model(inputs, keras.layers.Dense(3)(tokens))
+    for options in ({}, {"layers": ["attention"]}):
+        new = convert.add_similarity(model, inplace=True, **options)
+        assert len(forms(new)) == len(new.trainable_variables) == 4
+        convert.fold(model, inplace=True)
+    only = keras.Model(inputs, patches)
+    assert len(convert.add_similarity(only).trainable_variables) == 1
