@@ -1,7 +1,8 @@
-"""Objects from their names, or from their serialized arguments."""
+"""Objects from their names, or from their serialized arguments, and these arguments."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import keras
@@ -29,3 +30,14 @@ def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None
     return kind(
         **{name: deserialize(each, custom_objects) for name, each in config.items()}
     )
+
+
+def arguments(instance: Any, kind: type) -> dict[str, Any]:
+    """Returns the serialized arguments of `kind.__init__`, which are attributes."""
+    parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
+    serialize = keras.saving.serialize_keras_object
+    return {
+        each.name: serialize(getattr(instance, each.name))
+        for each in parameters
+        if each.kind is not each.VAR_KEYWORD
+    }

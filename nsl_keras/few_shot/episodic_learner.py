@@ -54,13 +54,6 @@ class EpisodicLearner(Adapting, CheckedModel):
         batch, queries = input_shape[2][:2]
         return (batch, queries, *self.outputs_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            self.wraps: keras.saving.serialize_keras_object(self.network),
-            "batch_normalization": self.batch_normalization,
-        }
-
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
         weights = FIT.bind(self, *args, **options).arguments.get("class_weight")

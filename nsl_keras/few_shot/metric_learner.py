@@ -63,7 +63,7 @@ class MetricLearner(EpisodicLearner):
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "ways": self.ways}
+        return {**super().get_config(), **configs.arguments(self, MetricLearner)}
 
     def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
@@ -121,9 +121,7 @@ class SupportSet(keras.layers.Layer):
         return self.learner(inputs, training=False)[0]
 
     def get_config(self) -> dict[str, Any]:
-        learner = keras.saving.serialize_keras_object(self.learner)
-        own = {"learner": learner, "examples": self.examples}
-        return {**super().get_config(), **own}
+        return {**super().get_config(), **configs.arguments(self, SupportSet)}
 
     from_config = classmethod(configs.from_arguments)
 
