@@ -370,10 +370,10 @@ def test_sparse_inputs():
         model.initialize_from(x, Y)
 
 
-def test_inputs_without_a_last_axis_of_one_and_targets_in_a_list():
+def test_inputs_without_a_last_axis_of_one():
     backbone = stacked((6, 6, 1), keras.layers.Conv2D(4, 3), keras.layers.Flatten())
     model, images = compiled(make_model(backbone=backbone)), normal(48, 6, 6)
-    model.fit(images, [Y], verbose=0)
+    model.fit(images, Y, verbose=0)
     assert_close(model.predict(images, verbose=0), model(images[..., None]), 1e-4)
 
 
