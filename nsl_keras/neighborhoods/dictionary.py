@@ -199,9 +199,6 @@ class NeighborDictionary(keras.layers.Layer):
                 probabilities.
         """
         validation.built(self, "assign")
-        if keys is not None:
-            keys = ops.convert_to_numpy(keys)
-            validation.finite(keys, "keys")
         if values is not None:
             demand = "None if the dictionary has fixed values"
             validation.require(self.fixed_values is False, "values", demand, values)
@@ -209,6 +206,8 @@ class NeighborDictionary(keras.layers.Layer):
             if self.task == "classification":
                 values = np.log(np.maximum(values, _LEAST_PROBABILITY)) / self.value_scale
         if keys is not None:
+            keys = ops.convert_to_numpy(keys)
+            validation.finite(keys, "keys")
             self.keys.assign(keys)
         if values is not None:
             self.raw_values.assign(values)
@@ -283,10 +282,6 @@ class NeighborDictionary(keras.layers.Layer):
         dropped entries are not returned. If `kept` is given, no entries are drawn. The
         `constants` are those of the metric, and those of the inner loop.
         """
-        width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
-        fits = queries.shape[-1] in (None, width)
-        shape = tuple(queries.shape)
-        validation.require(fits, "features.shape", f"(batch, {width})", shape)
         of_metric, of_inner_loop = constants
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:

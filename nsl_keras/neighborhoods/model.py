@@ -266,7 +266,6 @@ class MetaNeighborhoodModel(CheckedModel):
         x: Any,
         y: Any = None,
         seed: int | None = None,
-        steps: int | None = None,
         **options: Any,
     ) -> np.ndarray:
         """Sets the dictionary's entries to examples, drawn at random without replacement.
@@ -280,12 +279,10 @@ class MetaNeighborhoodModel(CheckedModel):
         lowered until a step on an entry of average norm does not overshoot.
 
         Args:
-            x: Inputs, as for `fit`. All examples of a data set are held in memory.
+            x: Inputs, as for `fit`, or a finite data set, which is held in memory.
             y: Class numbers, of shape `(n,)` or `(n, 1)`; or class probabilities or
                 targets, of shape `(n, outputs)`; `None` if a data set yields them.
             seed: int or `None`, the seed of the draw.
-            steps: int or `None`, the number of batches to read from a data set; needed if
-                it is infinite.
             **options: `batch_size` (128) and `verbose` of `keras.Model.predict`.
 
         Returns:
@@ -306,7 +303,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> model.initialize_from(x, y, seed=0).shape
         (6,)
         """
-        x, y = data.gather(x, y, steps)
+        x, y = data.gather(x, y)
         demand = "given, or come with the data set as (x, y)"
         validation.require(y is not None, "y", demand, y)
         self._check_data(x, y)

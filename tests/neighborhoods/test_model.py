@@ -1,6 +1,5 @@
 """`MetaNeighborhoodModel` in `fit`, `evaluate`, `predict` and on file."""
 
-import itertools
 import operator
 
 import keras
@@ -280,7 +279,7 @@ def test_neighbors_and_starts_of_data_sets():
     model.initialize_from(X, Y, seed=4)
     keys = as_numpy(model.dictionary.keys)
     model.dictionary.keys.assign(np.ones_like(keys))
-    model.initialize_from(itertools.cycle(batches), seed=4, steps=2)
+    model.initialize_from(iter(batches), seed=4)
     assert_close(model.dictionary.keys, keys)
 
 
