@@ -12,9 +12,6 @@ import keras
 Function: TypeAlias = Callable[..., Any]
 Tensors: TypeAlias = Sequence[Any]
 
-#: TensorFlow's own; JAX differentiates functions.
-GradientTape = None
-
 
 # Derivatives.
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 Function: TypeAlias = Callable[..., Any]
 Tensors: TypeAlias = Sequence[Any]
-GradientTape = tf.GradientTape
 
 
 # Derivatives.
