@@ -32,7 +32,7 @@ def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None
     )
 
 
-def arguments(instance: Any, kind: type) -> dict[str, Any]:
+def arguments(instance: Any, kind: Any) -> dict[str, Any]:
     """Returns the serialized arguments of `kind.__init__`, which are attributes."""
     parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
     serialize = keras.saving.serialize_keras_object

@@ -177,7 +177,7 @@ def _temperature(learner: Any, examples: Any, labels: np.ndarray) -> float:
     parts = held_out_parts(labels)
     found = [logits_of(~part, part) for part in parts] or [logits_of(..., ...)]
     if not parts:
-        return fitted_temperature(*found, labels, SEEN)
+        return fitted_temperature(found[0], labels, SEEN)
     held_out = np.concatenate([labels[part] for part in parts])
     return fitted_temperature(np.concatenate(found), held_out)
 
