@@ -143,7 +143,6 @@ def test_inputs_are_not_rounded():
     np.testing.assert_allclose(model.predict(x, verbose=0), model(x), rtol=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 def test_frozen_models_adapt_and_do_not_train():
     model = make_model()
     expected = model(X)
