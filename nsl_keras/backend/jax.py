@@ -12,6 +12,9 @@ import keras
 Function: TypeAlias = Callable[..., Any]
 Tensors: TypeAlias = Sequence[Any]
 
+#: TensorFlow's own; JAX differentiates functions.
+GradientTape = None
+
 
 # Derivatives.
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 Function: TypeAlias = Callable[..., Any]
 Tensors: TypeAlias = Sequence[Any]
+GradientTape = tf.GradientTape
 
 
 # Derivatives.

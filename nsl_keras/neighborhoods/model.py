@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import graphs, nesting, validation
+from nsl_keras import backend, graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors, Once
@@ -28,8 +28,7 @@ class MetaNeighborhoodModel(CheckedModel):
         model(x) = f_{phi_z}(z)
 
     Backbone, head, keys, values and the inner learning rate `rate` are all trained on the
-    loss of `model(x)`, through the finetuning: `call` finetunes, and Keras's `train_step`
-    is the outer step (Algorithm 1, lines 9 and 10).
+    loss of `model(x)`, through the finetuning.
 
     To measure what adaptation adds, compile and evaluate `unadapted` as well. It is not a
     baseline: compare with the plain model, trained in the same way. If adaptation changes
@@ -191,7 +190,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def call(self, inputs: Any, training: bool | None = None, adapt: bool = True) -> Any:
         features = self.features(inputs, training=training)  # MN Algorithm 1, line 5.
-        # MN Algorithm 1, lines 6 and 7; MN Eq. (2), with the loss that `compile` was given.
+        # MN Algorithm 1, lines 6 and 7.
         return self.neighborhood(features, training=training, adapt=adapt)
 
     def features(self, inputs: Any, training: bool | None = None) -> Tensor:
@@ -235,6 +234,32 @@ class MetaNeighborhoodModel(CheckedModel):
         elif getattr(type(self), step) is getattr(keras.Model, step):
             return Once(self, function)
         return function
+
+    def train_step(self, *arguments: Any) -> Any:
+        """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
+
+        It computes the same as Keras's own step, with the paper's lines in comments.
+        """
+        if keras.backend.backend() == "jax":
+            return super().train_step(*arguments)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
+        with backend.GradientTape() as outer_tape:
+            # The call finetunes the head on a tape of its own: `NestedTape._finetune` or
+            # `DualForm._traces`.
+            predictions = self(x, training=True)
+            # MN Algorithm 1, line 9; MN Eq. (2).
+            loss = self.compute_loss(x, y, predictions, sample_weight)
+            scaled_loss = self.optimizer.scale_loss(loss)
+        gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
+        # Under `tf.distribute` Keras has divided the loss by the number of replicas.
+        examples = ops.shape(predictions)[0]
+        for metric in self.metrics:  # A subclass may leave the loss out.
+            if metric.name == "loss":
+                metric.update_state(
+                    loss * backend.replicas_in_sync(), sample_weight=examples
+                )
+        return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(
         self,
