@@ -128,6 +128,10 @@ def evaluate(
     >>> print(few_shot.evaluate(guess, sampler, episodes=8, verbose=0))
     20.00 ± 0.00 % (8 episodes)
     """
+    is_sampler = isinstance(sampler, EpisodeSampler)
+    validation.require(is_sampler, "sampler", "an `EpisodeSampler`", sampler)
+    demand = "a learner, or a function of episodes"
+    validation.require(callable(learner), "learner", demand, learner)
     episodes = validation.positive_integer(episodes, "episodes")
     validation.require(episodes > 1, "episodes", "at least 2", episodes)
     batch_size = min(validation.positive_integer(batch_size, "batch_size"), episodes)

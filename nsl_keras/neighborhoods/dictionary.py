@@ -282,6 +282,10 @@ class NeighborDictionary(keras.layers.Layer):
         dropped entries are not returned. If `kept` is given, no entries are drawn. The
         `constants` are those of the metric, and those of the inner loop.
         """
+        width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
+        fits = queries.shape[-1] in (None, width)
+        shape = tuple(queries.shape)
+        validation.require(fits, "features.shape", f"(batch, {width})", shape)
         of_metric, of_inner_loop = constants
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:

@@ -1,18 +1,21 @@
 """Checks of data and losses that the models of this package share.
 
-Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a
-`keras.utils.PyDataset`, the first batch. All other batches are not read in advance: bad
-values in them make the loss non-finite, and `fit` stops there.
+Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a generator or a
+`keras.utils.PyDataset`, the first batch. Other batches, and all batches of `tf.data`, are
+not read in advance: bad values in them make the loss non-finite, and `fit` stops there.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
+import types
 from typing import Any
 
 import keras
+import numpy as np
 
 from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import ReplicatedModel
@@ -113,30 +116,49 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return super().evaluate(self._checked(x, y), y, *args, **options)
 
     def _checked(self, x: Any, y: Any = None) -> Any:
-        """Returns `x`, checked: of a `PyDataset` the first batch.
+        """Returns `x`, checked: of a generator or a `PyDataset` the first batch.
 
         Targets of zero weight are checked too: NaN times 0 is NaN.
         """
-        first = x[0] if isinstance(x, keras.utils.PyDataset) else (x, y)
+        first: Any = (x, y)
+        if isinstance(x, keras.utils.PyDataset):
+            first = x[0]
+        elif isinstance(x, types.GeneratorType):
+            drawn = [*itertools.islice(x, 1)]
+            first, x = (*drawn, ())[0], (each for each in itertools.chain(drawn, x))
         inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(first)
         if is_in_memory(inputs):
-            self._check_data(inputs, targets)
+            self._check_data(inputs, self._without_ignored(targets))
         return x
 
+    def _without_ignored(self, y: Any) -> Any:
+        """Returns targets of one output, with class 0 for those that a loss ignores."""
+        if isinstance(y, (list, tuple)) and len(y) == 1 and np.ndim(y[0]):
+            (y,) = y  # Of one output, as Keras allows.
+        if hasattr(y, "__array__"):
+            for loss in keras.tree.flatten(self.loss):
+                ignored = getattr(loss, "ignore_class", None)
+                y = y if ignored is None else np.where(np.asarray(y) == ignored, 0, y)
+        return y
 
-#: Losses of Keras without `from_logits` that take margins or numbers. All others without it
-#: take probabilities: of logits they are flat, NaN or misleading.
-_TAKE_LOGITS = (
-    *("hinge", "squaredhinge", "categoricalhinge", "cosinesimilarity"),
-    *("meansquarederror", "meanabsoluteerror", "huber", "logcosh"),
+
+#: Losses of Keras without the argument `from_logits` that take margins or numbers.
+_OF_NUMBERS = (
+    *(keras.losses.Hinge, keras.losses.SquaredHinge, keras.losses.CategoricalHinge),
+    *(keras.losses.hinge, keras.losses.squared_hinge, keras.losses.categorical_hinge),
+    *(keras.losses.MeanSquaredError, keras.losses.MeanAbsoluteError),
+    *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error),
+    *(keras.losses.Huber, keras.losses.LogCosh, keras.losses.CosineSimilarity),
+    *(keras.losses.huber, keras.losses.log_cosh, keras.losses.cosine_similarity),
 )
 
 
 def loss_of_logits(loss: Any) -> None:
-    """Raises if a loss of Keras, or one of several losses, does not take logits.
+    """Raises if a loss, or one of several losses, does not take logits.
 
-    A loss with the argument `from_logits` says so itself. Losses that are not Keras's own
-    are not asked.
+    A loss with the argument `from_logits` says so itself. Keras's other losses take
+    probabilities, of which logits make a flat, NaN or misleading loss, except those of
+    margins and numbers. Losses that are not Keras's own are not asked.
     """
     for each in keras.tree.flatten(loss):
         if each is not None and not _takes_logits(keras.losses.get(each)):
@@ -153,5 +175,5 @@ def _takes_logits(loss: Any) -> bool:
     if says is not None:
         return bool(says)
     known = vars(keras.losses).values()
-    name = getattr(loss, "__name__", type(loss).__name__).lower().replace("_", "")
-    return name in _TAKE_LOGITS or (type(loss) not in known and loss not in known)
+    kind = loss if loss in known else type(loss)
+    return kind in _OF_NUMBERS or kind not in known

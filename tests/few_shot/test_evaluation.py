@@ -119,6 +119,10 @@ def test_bad_arguments(sampler):
     for argument, value in (("episodes", 1), ("batch_size", 0), ("start", -1)):
         with refused(f"`{argument}` must be"):
             evaluate(knowing(0), sampler, **{argument: value})
+    with refused("`sampler` must be an `EpisodeSampler`"):
+        evaluate(sampler, knowing(0))
+    with refused("`learner` must be"):
+        evaluate(None, sampler)
     with refused(r"\(4, 12, 4\)\. Received: .*\(4, 12, 5\)"):
         evaluate(lambda episode: np.zeros((4, 12, 5)), sampler, 8)
 

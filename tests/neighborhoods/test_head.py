@@ -162,6 +162,8 @@ def test_errors_of_neighbors():
     for options in ({"k": heads.ENTRIES + 1}, {"k": 0}, {"by": "weight"}):
         with refused(f"`{next(iter(options))}` must be"):
             layer.neighbors(heads.features(), **options)
+    with refused(r"`features.shape` must be .*\(3, 4\)"):
+        layer.neighbors(ops.ones((3, 4)))
 
 
 def test_neighbors_in_half_precision():

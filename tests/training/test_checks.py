@@ -1,4 +1,4 @@
-"""What `fit` refuses beforehand, and where it stops."""
+"""What `fit` refuses beforehand, where it stops, and what a loss may leave out."""
 
 import inspect
 
@@ -23,11 +23,11 @@ def with_nan():
     return Batches(*zip(np.split(x, 6), np.split(Y, 6), strict=True))
 
 
-def classifier():
+def classifier(**options):
     model = nsl_keras.MetaNeighborhoodModel(
         None, nsl_keras.layers.CosineDense(3), dictionary=6
     )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
     model.build((None, 6))
     model.compile("sgd", loss)
     return model
@@ -73,8 +73,10 @@ def test_arguments_by_position():
 def test_the_first_batch_of_a_data_set_is_checked():
     model = classifier()
     model.fit(Batches((X, Y)), verbose=0)
+    model.fit((each for each in [(X, Y)]), steps_per_epoch=1, verbose=0)
     for use in (
         lambda wrong: model.fit(Batches(wrong), verbose=0),
+        lambda wrong: model.fit((each for each in [wrong]), verbose=0),
         lambda wrong: model.fit(X, Y, validation_data=Batches(wrong), verbose=0),
         lambda wrong: model.evaluate(Batches(wrong), verbose=0),
     ):
@@ -83,8 +85,11 @@ def test_the_first_batch_of_a_data_set_is_checked():
 
 
 @pytest.mark.usefixtures("eager")
-def test_targets_of_zero_weight_are_checked():
-    model = classifier()
+def test_targets_that_the_loss_leaves_out_are_not_checked():
+    model = classifier(ignore_class=-1)
+    labels = np.where(Y == 2, -1, Y)
+    model.compile("sgd", [model.loss])
+    model.fit(X, labels, validation_data=(X, labels), verbose=0)
     # A weight of zero does not keep a label outside the classes out of the loss.
     wrong, weights = np.where(Y == 2, 7, Y), (Y != 2).astype("float32")
     with pytest.raises(ValueError, match=r"must hold classes 0 to 2.*: 7"):
