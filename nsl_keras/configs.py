@@ -1,8 +1,7 @@
-"""Objects from their names, or from their serialized arguments, and these arguments."""
+"""Objects from their names, or from their serialized arguments."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import keras
@@ -27,17 +26,5 @@ def named(
 def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:
     """Makes an object from its config, whose arguments may be serialized objects."""
     deserialize = keras.saving.deserialize_keras_object
-    return kind(
-        **{name: deserialize(each, custom_objects) for name, each in config.items()}
-    )
-
-
-def arguments(instance: Any, kind: Any) -> dict[str, Any]:
-    """Returns the serialized arguments of `kind.__init__`, which are attributes."""
-    parameters = [*inspect.signature(kind.__init__).parameters.values()][1:]
-    serialize = keras.saving.serialize_keras_object
-    return {
-        each.name: serialize(getattr(instance, each.name))
-        for each in parameters
-        if each.kind is not each.VAR_KEYWORD
-    }
+    arguments = {name: deserialize(each, custom_objects) for name, each in config.items()}
+    return kind(**arguments)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.calibration import fitted_temperature
 from nsl_keras.few_shot.episodes import as_classes
@@ -90,9 +90,11 @@ class ClassLogits(keras.layers.Layer):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, ClassLogits)}
-
-    from_config = classmethod(configs.from_arguments)
+        return {
+            **super().get_config(),
+            "class_names": [*self.class_names],
+            "temperature": self.temperature,
+        }
 
 
 class NamesClasses(keras.Model):

@@ -56,6 +56,13 @@ class EpisodicLearner(Adapting, CheckedModel):
         batch, queries = input_shape[2][:2]
         return (batch, queries, *self.outputs_shape)
 
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            self.wraps: keras.saving.serialize_keras_object(self.network),
+            "batch_normalization": self.batch_normalization,
+        }
+
     def _checked(self, x: Any, y: Any = None) -> Any:
         x = super()._checked(x, y)
         return map_arrays(with_text, x) if is_in_memory(x) else x

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
@@ -131,7 +131,6 @@ class MAML(EpisodicLearner):
         self.learning_rate_form = form
         dtype = self.variable_dtype
         self.rate = InnerLearningRate(inner_learning_rate, _FORMS[form], dtype=dtype)
-        self.inner_learning_rate = self.rate.initial
         self.first_order = validation.boolean(first_order, "first_order")
         self.test_inner_steps = validation.optional(
             validation.positive_integer, test_inner_steps, "test_inner_steps"
@@ -202,17 +201,20 @@ class MAML(EpisodicLearner):
             value - ops.cast(rate, value.dtype) * slope for value, rate, slope in triples
         ]
 
-    @property
-    def inner_variables(self) -> list[int]:
-        """The places of the adapted variables among the network's.
-
-        Their names and `trainable` flags may have changed when the model is loaded.
-        """
-        inner = set(map(id, self.functional.variables))
-        return [p for p, v in enumerate(self.model.variables) if id(v) in inner]
-
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, MAML)}
+        # Places: names and `trainable` flags may have changed when the model is loaded.
+        inner = set(map(id, self.functional.variables))
+        places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
+        return {
+            **super().get_config(),
+            "inner_variables": places,
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.rate.initial,
+            "learning_rate_form": self.learning_rate_form,
+            "first_order": self.first_order,
+            "test_inner_steps": self.test_inner_steps,
+            "inner_loss": keras.saving.serialize_keras_object(self.inner_loss),
+        }
 
     def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
         targets = ops.one_hot(labels, self.ways) if head else labels

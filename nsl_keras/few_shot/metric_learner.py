@@ -64,7 +64,7 @@ class MetricLearner(EpisodicLearner):
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, MetricLearner)}
+        return {**super().get_config(), "ways": self.ways}
 
     def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
@@ -123,7 +123,9 @@ class SupportSet(keras.layers.Layer):
         return self.learner(inputs, training=False)[0]
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, SupportSet)}
+        learner = keras.saving.serialize_keras_object(self.learner)
+        own = {"learner": learner, "examples": self.examples}
+        return {**super().get_config(), **own}
 
     from_config = classmethod(configs.from_arguments)
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, leave_out_of_xla, vectorized_map
 from nsl_keras.few_shot.class_logits import ClassLogits, NamesClasses
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
@@ -86,8 +86,6 @@ class NeighborhoodLearner(MetricLearner):
         self.inner_steps = validation.positive_integer(inner_steps, "inner_steps")
         dtype = self.variable_dtype
         self.rate = InnerLearningRate(inner_learning_rate, learning_rate_form, dtype=dtype)
-        self.inner_learning_rate = self.rate.initial
-        self.learning_rate_form = self.rate.form
         self.scale = validation.positive_number(scale, "scale")
 
     def build_for(self, feature_shape: tuple[int, ...]) -> None:
@@ -119,7 +117,15 @@ class NeighborhoodLearner(MetricLearner):
         return class_means(support * inverse_norm(support), membership)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, NeighborhoodLearner)}
+        return {
+            **super().get_config(),
+            "metric": keras.saving.serialize_keras_object(self.metric),
+            "temperature": self.temperature,
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.rate.initial,
+            "learning_rate_form": self.rate.form,
+            "scale": self.scale,
+        }
 
     def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
         """Returns Meta-Neighborhoods whose dictionary is the support set."""
@@ -139,8 +145,8 @@ class NeighborhoodLearner(MetricLearner):
             ),
             head,
             inner_steps=self.inner_steps,
-            inner_learning_rate=self.inner_learning_rate,
-            learning_rate_form=self.learning_rate_form,
+            inner_learning_rate=self.rate.initial,
+            learning_rate_form=self.rate.form,
             **options,
         )
         model.build(layers[0].shape)

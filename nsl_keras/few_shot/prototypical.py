@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.metric_learner import MetricLearner, class_means
@@ -117,7 +117,12 @@ class ProtoNet(MetricLearner):
         return self.scaled(self.metric(queries, prototypes))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, ProtoNet)}
+        return {
+            **super().get_config(),
+            "metric": keras.saving.serialize_keras_object(self.metric),
+            "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
+        }
 
     def scaled(self, scores: Tensor) -> Tensor:
         """Returns scores divided by the temperature."""
@@ -200,4 +205,5 @@ class NearestCentroid(MetricLearner):
         return model
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, NearestCentroid)}
+        metric = keras.saving.serialize_keras_object(self.metric)
+        return {**super().get_config(), "metric": metric, "normalize": self.normalize}

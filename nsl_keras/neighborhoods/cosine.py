@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods.key_metrics import inverse_norm
 
@@ -113,4 +113,6 @@ class CosineDense(keras.layers.Layer):
         return (*input_shape[:-1], self.units)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, CosineDense)}
+        initializer = keras.saving.serialize_keras_object(self.kernel_initializer)
+        own = {"units": self.units, "scale": self.scale, "kernel_initializer": initializer}
+        return {**super().get_config(), **own}

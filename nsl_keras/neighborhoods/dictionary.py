@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import configs, validation
+from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.neighborhoods import key_metrics
 from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries
@@ -319,8 +319,22 @@ class NeighborDictionary(keras.layers.Layer):
         return (input_shape[0], self.num_neighbors)
 
     def get_config(self) -> dict[str, Any]:
-        own = configs.arguments(self, NeighborDictionary)
-        return {**super().get_config(), **own}
+        serialize = keras.saving.serialize_keras_object
+        return {
+            **super().get_config(),
+            "num_neighbors": self.num_neighbors,
+            "num_values": self.num_values,
+            "metric": serialize(self.metric),
+            "temperature": self.temperature,
+            "learn_temperature": self.learn_temperature,
+            "value_scale": self.value_scale,
+            "fixed_values": self.fixed_values,
+            "dropout": self.dropout,
+            "dropout_scope": self.dropout_scope,
+            "key_initializer": serialize(self.key_initializer),
+            "task": self.task,
+            "seed": self.seed,
+        }
 
 
 def classes_of(y: np.ndarray) -> np.ndarray:

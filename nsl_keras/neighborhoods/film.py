@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import configs, graphs, nesting, validation
+from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.copying import copied
 from nsl_keras.neighborhoods.key_metrics import Cosine
@@ -119,7 +119,14 @@ class InstanceFiLM(keras.layers.Layer):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **configs.arguments(self, InstanceFiLM)}
+        return {
+            **super().get_config(),
+            "dictionary_size": self.dictionary_size,
+            "sharpness": self.sharpness,
+            "learn_sharpness": self.learn_sharpness,
+            "residual": self.residual,
+            "axis": self.axis,
+        }
 
 
 def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor:

@@ -378,8 +378,17 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return tuple(self.head.compute_output_shape(tuple(input_shape)))
 
     def get_config(self) -> dict[str, Any]:
-        own = configs.arguments(self, MetaNeighborhoodHead)
-        return {**super().get_config(), **own}
+        serialize = keras.saving.serialize_keras_object
+        return {
+            **super().get_config(),
+            "head": serialize(self.head),
+            "dictionary": serialize(self.dictionary),
+            "inner_steps": self.inner_steps,
+            "inner_learning_rate": self.inner_learning_rate,
+            "learning_rate_form": self.learning_rate_form,
+            "task": self.task,
+            "inner_loop": self.inner_loop,
+        }
 
     from_config = classmethod(configs.from_arguments)
 
