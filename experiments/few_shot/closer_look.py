@@ -82,8 +82,26 @@ class BatchFinetuner(Finetuner):
         places[:, :images] = in_order
         return places.reshape(-1, size)
 
-    def _values_after(self, support: Any, labels: Any, *drawn: Any) -> list[Any]:
-        *starts, batches = drawn
+    def __call__(self, episodes: Any) -> np.ndarray:
+        self._drawn_now = self._draws(np.asarray(episodes[0]))
+        return super().__call__(episodes)
+
+    def _values(self) -> list[Any]:
+        return [*super()._values(), *map(ops.convert_to_tensor, self._drawn_now)]
+
+    def _scores(self, values: Any, support: Any, labels: Any, queries: Any) -> Any:
+        """Returns queries' logits; the draws go along with the labels."""
+        count = len(self._variables)
+        labels = [labels, *values[count:]]
+        return super()._scores(values[:count], support, labels, queries)
+
+    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
+        self._drawn_now = []
+        drawn = [each[0] for each in self._draws(images[None])]
+        return super()._adapted(images, [labels, *drawn], head)
+
+    def _values_after(self, support: Any, labels: Any) -> list[Any]:
+        labels, *starts, batches = map(ops.convert_to_tensor, labels)
         own = dict(zip(map(id, self._drawn), starts, strict=True))
         pairs = zip(self._after.variables, self._after.values(), strict=True)
         values = [own.get(id(variable), value) for variable, value in pairs]

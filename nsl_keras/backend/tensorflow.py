@@ -55,6 +55,10 @@ def gradients_of_columns(function: Function, at: Any) -> list[Any]:
 
 def vectorized_map(function: Function, elements: Any) -> Any:
     """Applies a function to all elements of a batch at once; the batch may be empty."""
+    if keras.tree.flatten(elements)[0].shape[0] == 1:
+        # Eagerly, `tf.vectorized_map` traces the function in each call.
+        alone = function(keras.tree.map_structure(lambda each: each[0], elements))
+        return keras.tree.map_structure(lambda each: each[None], alone)
     count = tf.shape(keras.tree.flatten(elements)[0])[0]
 
     def of_one_or_more(array: Any) -> Any:

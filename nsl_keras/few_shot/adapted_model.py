@@ -103,7 +103,6 @@ class Adapting:
         validation.require(fits, "x", demand, x)
         demand = "given, unless `x` is a data set that yields labels"
         validation.require(labels is not None, "y", demand, labels)
-        validation.require(np.size(examples), "x", "one example or more", examples)
         validation.finite(examples, "x")
         policy = self.effective_batch_normalization
         demand = (
@@ -177,13 +176,10 @@ def _temperature(learner: Any, examples: Any, labels: np.ndarray) -> float:
 
     parts = held_out_parts(labels)
     found = [logits_of(~part, part) for part in parts] or [logits_of(..., ...)]
-    logits = np.concatenate(found)
-    validation.finite(logits, "logits")
     if not parts:
-        return fitted_temperature(logits, labels, SEEN)
+        return fitted_temperature(found[0], labels, SEEN)
     held_out = np.concatenate([labels[part] for part in parts])
-    # The target of Platt (1999).
-    return fitted_temperature(logits, held_out, doubt=1 / (len(held_out) + 2))
+    return fitted_temperature(np.concatenate(found), held_out)
 
 
 def _numbered(

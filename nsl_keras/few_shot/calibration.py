@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from nsl_keras import validation
+
 #: A support set is held out in at most this many parts.
 _MOST_PARTS = 5
 
@@ -25,12 +27,17 @@ def held_out_parts(labels: np.ndarray) -> list[np.ndarray]:
     return [part for part in parts if part.any()]
 
 
-def fitted_temperature(logits: np.ndarray, labels: np.ndarray, doubt: float) -> float:
+def fitted_temperature(
+    logits: np.ndarray, labels: np.ndarray, doubt: float | None = None
+) -> float:
     """Returns the temperature that minimizes the cross-entropy of `logits / temperature`.
 
     The target of the true class is `1 - doubt`, so that a few right answers do not give
-    certainty. The search is over a grid with steps of 2 %.
+    certainty; `None` is the doubt of Platt (1999) about examples that are held out. The
+    search is over a grid with steps of 2 %.
     """
+    validation.finite(logits, "logits")
+    doubt = 1 / (len(labels) + 2) if doubt is None else doubt
     logits = logits.astype("float64")
     spread = np.mean(np.std(logits, axis=1))
     if not spread:

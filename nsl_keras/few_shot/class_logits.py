@@ -11,7 +11,9 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.training.data import is_in_memory, map_arrays, with_text
+from nsl_keras.few_shot.calibration import fitted_temperature
+from nsl_keras.few_shot.episodes import as_classes
+from nsl_keras.training.data import gather, is_in_memory, map_arrays, with_text
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -110,9 +112,49 @@ class NamesClasses(keras.Model):
         """The number by which logits are divided."""
         return self.classes.temperature
 
-    def calibrate(self, temperature: float) -> None:
-        """Divides the logits by another temperature from now on."""
-        self.classes.calibrate(temperature)
+    def calibrate(self, x: Any, y: Any = None) -> None:
+        """Fits the temperature to labeled examples, or sets it to a number.
+
+        Call this after you trained or changed the model: its probabilities are no longer
+        calibrated then. The examples must be held out, which means neither given to `adapt`
+        nor trained on. Otherwise the probabilities become too large.
+
+        Args:
+            x: Held-out examples as for `predict`, or a data set of batches `(examples,
+                labels)`; or the temperature itself, a float above 0.
+            y: Array of labels: names of the classes, or numbers that count `class_names`
+                from 0. `None` if `x` is a data set or a temperature.
+
+        Raises:
+            ValueError: If a label is no class, logits are not finite, or the temperature is
+                not above 0.
+
+        Example:
+
+        >>> import numpy as np
+        >>> import nsl_keras
+        >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
+        >>> images = np.random.default_rng(0).normal(size=(9, 8, 8, 1))
+        >>> labels = ["elk", "owl", "fox"] * 3
+        >>> learner = nsl_keras.few_shot.NearestCentroid(backbone)
+        >>> model = learner.adapt(images[:6], labels[:6])
+        >>> model.calibrate(images[6:], labels[6:])
+        >>> model.calibrate(1.5)
+        >>> model.temperature
+        1.5
+        """
+        if np.isscalar(x):
+            return self.classes.calibrate(x)
+        x, y = gather(x, y)
+        labels = as_classes(y, "y")
+        numbers = range(len(self.class_names))
+        classes = self.class_names if labels.dtype.kind == "U" else numbers
+        matches = labels[:, None] == np.array(classes)
+        demand = f"names in {self.class_names}, or numbers that count them from 0"
+        validation.require(matches.any(axis=1).all(), "y", demand, np.unique(labels))
+        logits = self.temperature * self.predict(map_arrays(with_text, x), verbose=0)
+        validation.one_per_example(labels, len(logits), "y")
+        self.classes.calibrate(fitted_temperature(logits, matches.argmax(axis=1)))
 
     def classify(self, x: Any, **options: Any) -> dict[str, np.ndarray]:
         """Returns what the signature `classify` of a SavedModel returns, as NumPy arrays.

@@ -14,7 +14,7 @@ from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, variable_scope, wide_dtype
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
-from nsl_keras.training.checks import FIT, CheckedModel
+from nsl_keras.training.checks import CheckedModel
 from nsl_keras.training.data import is_in_memory, map_arrays, with_text
 
 
@@ -29,6 +29,8 @@ class EpisodicLearner(Adapting, CheckedModel):
     ways: Any = None
     #: The shape of the outputs for one query; `None` before the model is built.
     outputs_shape: Any = None
+    #: Keras would take the labels of an episode for one-hot labels.
+    weighs_classes = False
 
     def __init__(self, network: Any, batch_normalization: str, **kwargs: Any) -> None:
         is_layer = isinstance(network, keras.layers.Layer)
@@ -60,17 +62,6 @@ class EpisodicLearner(Adapting, CheckedModel):
             self.wraps: keras.saving.serialize_keras_object(self.network),
             "batch_normalization": self.batch_normalization,
         }
-
-    @functools.wraps(keras.Model.fit)
-    def fit(self, *args: Any, **options: Any) -> Any:
-        weights = FIT.bind(self, *args, **options).arguments.get("class_weight")
-        # Keras would take the labels of an episode for one-hot labels.
-        demand = (
-            "None: the classes of episodes are numbered anew. Pass `sample_weight`, with a "
-            "weight for each episode or query"
-        )
-        validation.require(not weights, "class_weight", demand, weights)
-        return super().fit(*args, **options)
 
     def _checked(self, x: Any, y: Any = None) -> Any:
         x = super()._checked(x, y)

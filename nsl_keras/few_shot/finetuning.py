@@ -133,6 +133,7 @@ class Finetuner(Adapting):
         self._dtype = copy.inputs[0].dtype
         # Not by XLA, whose convolutions take many times as long on CPUs.
         self._compiled = backend.compiled(self._scores, jit_compile=False)
+        self._compiled_finetuning = backend.compiled(self._finetuned, jit_compile=False)
 
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])
@@ -142,37 +143,31 @@ class Finetuner(Adapting):
         # Not left to the logits: a ReLU or a pooling may turn a NaN into a zero.
         validation.finite(support, "support_images")
         validation.finite(queries, "query_images")
-        inputs = [
-            ops.convert_to_tensor(support, self._dtype),
-            ops.convert_to_tensor(labels, "int32"),
-            ops.convert_to_tensor(queries, self._dtype),
-            *map(ops.convert_to_tensor, self._draws(support)),
-        ]
-        return ops.convert_to_numpy(self._compiled(self._values(), *inputs))
+        dtypes = (self._dtype, "int32", self._dtype)
+        sets = map(ops.convert_to_tensor, (support, labels, queries), dtypes)
+        return ops.convert_to_numpy(self._compiled(self._values(), *sets))
 
     def _values(self) -> list[Tensor]:
         """Returns the values of the copy's variables, which are the model's."""
         self._original.values()  # Raises if the model has lost or gained variables.
         return [ops.convert_to_tensor(source) for source in self._sources]
 
-    def _draws(self, support_images: np.ndarray) -> list[np.ndarray]:
-        """Returns what a subclass draws for each episode, for its `_values_after`."""
-        return []
-
     def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
-        support = ops.convert_to_tensor(images, self._dtype)
-        drawn = [ops.convert_to_tensor(each[0]) for each in self._draws(images[None])]
-        state = [*zip(self._variables, self._values(), strict=True)]
-        with keras.StatelessScope(state):
-            (features,) = self._inputs_of_after([support[None]])
-            values = self._values_after(features[0], ops.convert_to_tensor(labels), *drawn)
-        state += zip(self._after.variables, values, strict=True)
-        new = {id(variable): value for variable, value in state}
+        support, values = ops.convert_to_tensor(images, self._dtype), self._values()
+        adapted = self._compiled_finetuning(values, support, labels)
+        new = dict(zip(map(id, self._variables), values, strict=True))
+        new |= zip(map(id, self._after.variables), adapted, strict=True)
         layers = adapted_copy(self._copy, self.batch_normalization, support, new)
         return AdaptedModel([*layers, head]), self, support
 
+    def _finetuned(self, values: Any, support: Tensor, labels: Any) -> list[Tensor]:
+        """Returns what the variables that adapt become, from a model's values."""
+        with keras.StatelessScope([*zip(self._variables, values, strict=True)]):
+            (features,) = self._inputs_of_after([support[None]])
+            return self._values_after(features[0], labels)
+
     def _scores(
-        self, values: Any, support: Tensor, labels: Tensor, queries: Tensor, *drawn: Tensor
+        self, values: Any, support: Tensor, labels: Tensor, queries: Tensor
     ) -> Tensor:
         """Returns queries' logits for a model's values.
 
@@ -180,7 +175,7 @@ class Finetuner(Adapting):
         """
         with keras.StatelessScope([*zip(self._variables, values, strict=True)]):
             support, queries = self._inputs_of_after([support, queries])
-            elements = [support, labels, queries, *drawn]
+            elements = [support, labels, queries]
             if self._before is not None:
                 return backend.vectorized_map(self._logits, elements)[0]
             dtype = backend.wide_dtype(self._copy.outputs[0].dtype)
@@ -194,8 +189,8 @@ class Finetuner(Adapting):
         return outputs_of_sets(self._before, self.batch_normalization, sets, False)
 
     def _logits(self, episode: list[Tensor]) -> list[Tensor]:
-        support, labels, queries, *drawn = episode
-        values = self._values_after(support, labels, *drawn)
+        support, labels, queries = episode
+        values = self._values_after(support, labels)
         return [self._after.query_outputs(values, support, queries)]
 
     def _values_after(self, support: Tensor, labels: Tensor) -> list[Tensor]:

@@ -157,8 +157,7 @@ class MAML(EpisodicLearner):
     @property
     def inner_learning_rates(self) -> list[Tensor]:
         """The current learning rates of the adapted variables, in the network's order."""
-        pairs = zip(self.rate.rates(), self.functional.variables, strict=True)
-        return [ops.cast(rate, variable.dtype) for rate, variable in pairs]
+        return self.rate.rates()
 
     def call(self, inputs: Sequence[Tensor], training: bool | None = None) -> Tensor:
         support, targets, queries = inputs
@@ -198,7 +197,9 @@ class MAML(EpisodicLearner):
         if self.first_order:
             gradients = [*map(ops.stop_gradient, gradients)]
         triples = zip(values, self.inner_learning_rates, gradients, strict=True)
-        return [value - rate * gradient for value, rate, gradient in triples]
+        return [
+            value - ops.cast(rate, value.dtype) * slope for value, rate, slope in triples
+        ]
 
     def get_config(self) -> dict[str, Any]:
         # Places: names and `trainable` flags may have changed when the model is loaded.

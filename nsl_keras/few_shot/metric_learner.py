@@ -16,6 +16,7 @@ from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel
+from nsl_keras.training import data
 from nsl_keras.training.normalization import move_statistics
 
 
@@ -67,7 +68,8 @@ class MetricLearner(EpisodicLearner):
 
     def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
-        features = at_least_float32(layers[-1].predict(images, verbose=0))
+        # Eagerly: a graph of the copy would be traced for this call alone.
+        features = at_least_float32(data.predict(layers[-1], layers[-1], images))
         learner = self._of_features(features, len(head.class_names))
         return learner.with_support(layers, features, labels, head), learner, features
 
@@ -146,38 +148,23 @@ def outputs_of_sets(
         first = ops.shape(sets[0])[1]
         return [found[:, :first], found[:, first:]][: len(sets)]
 
-    def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[list[Tensor]]]:
+    def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         first, statistics = functional.outputs([], sets[0])
         given = statistics if policy == "support" else None
-        found = [functional.outputs([], images, given) for images in sets[1:]]
-        outputs = [first, *(each for each, _ in found)]
-        return outputs, [statistics, *(each for _, each in found)]
+        others = [functional.outputs([], images, given)[0] for images in sets[1:]]
+        return [first, *others], statistics
 
     # Episodes share their kernels, so vectorizing gives one convolution per layer.
-    outputs, measured = vectorized_map(one_episode, list(sets))
+    outputs, statistics = vectorized_map(one_episode, list(sets))
     if training:
-        if policy == "support":
-            sets, measured = sets[:1], measured[:1]
-        statistics = [ops.concatenate(each) for each in zip(*measured, strict=True)]
-        sizes = [ops.full(ops.shape(each)[:1], ops.shape(each)[1]) for each in sets]
-        _move_by_episodes(functional.norms(), statistics, ops.concatenate(sizes))
+        # Toward the moments of all support examples of the batch.
+        examples = ops.shape(sets[0])[0] * ops.shape(sets[0])[1]
+        pairs = zip(statistics[::2], statistics[1::2], strict=True)
+        for norm, (means, variances) in zip(functional.norms(), pairs, strict=True):
+            mean = ops.mean(means, axis=0)
+            variance = ops.mean(variances + ops.square(means - mean), axis=0)
+            move_statistics(norm, mean, variance, examples)
     return outputs
-
-
-def _move_by_episodes(norms: list[Any], statistics: list[Tensor], sizes: Tensor) -> None:
-    """Moves moving statistics toward those of all examples of a batch of episodes.
-
-    `statistics` are those of several sets, in the order of `statistics_of` and of shape
-    `(sets, channels)`; the sets have `sizes` examples.
-    """
-    for norm, means, variances in zip(
-        norms, statistics[::2], statistics[1::2], strict=True
-    ):
-        examples = ops.cast(sizes, means.dtype)
-        shares = (examples / ops.sum(examples))[:, None]
-        mean = ops.sum(shares * means, axis=0)
-        within = variances + ops.square(means - mean)
-        move_statistics(norm, mean, ops.sum(shares * within, axis=0), ops.sum(examples))
 
 
 def class_means(support: Tensor, membership: Tensor) -> Tensor:

@@ -179,14 +179,8 @@ class NeighborDictionary(keras.layers.Layer):
     @property
     def values(self) -> Tensor:
         """The values, of shape `(num_neighbors, num_values)`; probabilities sum to 1."""
-        return self.values_at(None)
-
-    def values_at(self, indices: Tensor | None) -> Tensor:
-        """Returns the values of some entries, of shape `(*indices.shape, num_values)`."""
         given = self.raw_values if self.fixed_values is False else self._fixed
         stored = ops.convert_to_tensor(given, self.variable_dtype)
-        if indices is not None:
-            stored = ops.take(stored, indices, axis=0)
         if self.fixed_values is not False or self.task == "regression":
             return stored
         return ops.softmax(self.value_scale * stored)
@@ -205,9 +199,6 @@ class NeighborDictionary(keras.layers.Layer):
                 probabilities.
         """
         validation.built(self, "assign")
-        if keys is not None:
-            keys = ops.convert_to_numpy(keys)
-            validation.finite(keys, "keys")
         if values is not None:
             demand = "None if the dictionary has fixed values"
             validation.require(self.fixed_values is False, "values", demand, values)
@@ -215,6 +206,8 @@ class NeighborDictionary(keras.layers.Layer):
             if self.task == "classification":
                 values = np.log(np.maximum(values, _LEAST_PROBABILITY)) / self.value_scale
         if keys is not None:
+            keys = ops.convert_to_numpy(keys)
+            validation.finite(keys, "keys")
             self.keys.assign(keys)
         if values is not None:
             self.raw_values.assign(values)
@@ -240,14 +233,6 @@ class NeighborDictionary(keras.layers.Layer):
             return order[: self.num_neighbors]
         classes = classes_of(y)
         by_class = [order[classes[order] == label] for label in range(self.num_values)]
-        if self.fixed_values is True:
-            needed = self._fixed.sum(axis=0).astype("int64")
-            pairs = zip(by_class, needed, strict=True)
-            drawn = np.concatenate([members[:count] for members, count in pairs])
-            demand = f"of at least as many examples of each class as its entries, {needed}"
-            enough = len(drawn) == self.num_neighbors
-            validation.require(enough, "y", demand, [*map(len, by_class)])
-            return drawn
         # In rounds over the classes: the first of each, then the second of each, ...
         rounds = np.concatenate([np.arange(len(members)) for members in by_class])
         first = np.argsort(rounds, kind="stable")[: self.num_neighbors]
@@ -255,16 +240,11 @@ class NeighborDictionary(keras.layers.Layer):
 
     def assign_examples(self, features: np.ndarray, y: np.ndarray) -> None:
         """Sets entries to drawn examples' features, and smoothed labels or targets."""
-        given = isinstance(self.fixed_values, list)
-        demand = "True or False, because the labels of examples become the values"
-        validation.require(not given, "fixed_values", demand, self.fixed_values)
-        values = None
-        if self.fixed_values is False:
-            values = np.reshape(y, (len(y), -1))
-            if self.task == "classification":
-                if values.shape[1] == 1:
-                    values = np.eye(self.num_values)[classes_of(y)]
-                values = _CERTAINTY * values + (1 - _CERTAINTY) / self.num_values
+        values = np.reshape(y, (len(y), -1))
+        if self.task == "classification":
+            if values.shape[1] == 1:
+                values = np.eye(self.num_values)[classes_of(y)]
+            values = _CERTAINTY * values + (1 - _CERTAINTY) / self.num_values
         self.assign(features, values)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
@@ -287,7 +267,7 @@ class NeighborDictionary(keras.layers.Layer):
 
     def entries(self, dtype: str) -> Entries:
         """Returns all keys and values."""
-        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values_at(None), dtype))
+        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values, dtype))
 
     def look_up(
         self,

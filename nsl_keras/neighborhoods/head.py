@@ -345,7 +345,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return Neighbors(
             indices,
             ops.take_along_axis(attention, indices, axis=1),
-            ops.cast(self.dictionary.values_at(indices), self._precision),
+            ops.take(entries.values, indices, axis=0),
             changes,
             ops.cast(self.head(features), self._precision),
             self._finetuning.outputs(entries, attention, queries),

@@ -14,7 +14,7 @@ from nsl_keras.backend import Tensor, at_least_float32, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors, Once
 from nsl_keras.neighborhoods.splitting import split_classifier
-from nsl_keras.training import data, files
+from nsl_keras.training import data
 from nsl_keras.training.checks import CheckedModel
 
 
@@ -266,26 +266,23 @@ class MetaNeighborhoodModel(CheckedModel):
         x: Any,
         y: Any = None,
         seed: int | None = None,
-        steps: int | None = None,
         **options: Any,
     ) -> np.ndarray:
         """Sets the dictionary's entries to examples, drawn at random without replacement.
 
         Features of the drawn examples become the keys, and their targets, or their labels
         smoothed by 1 % so that training can still change them, become the values. Classes
-        get equal shares of the entries (if a class has too few examples, other classes fill
-        up), or the shares of fixed one-hot values.
+        get equal shares of the entries; if a class has too few examples, other classes fill
+        up.
 
         With a backbone, do this once it is trained. Learned inner learning rates are
         lowered until a step on an entry of average norm does not overshoot.
 
         Args:
-            x: Inputs, as for `fit`. All examples of a data set are held in memory.
+            x: Inputs, as for `fit`, or a finite data set, which is held in memory.
             y: Class numbers, of shape `(n,)` or `(n, 1)`; or class probabilities or
                 targets, of shape `(n, outputs)`; `None` if a data set yields them.
             seed: int or `None`, the seed of the draw.
-            steps: int or `None`, the number of batches to read from a data set; needed if
-                it is infinite.
             **options: `batch_size` (128) and `verbose` of `keras.Model.predict`.
 
         Returns:
@@ -293,9 +290,8 @@ class MetaNeighborhoodModel(CheckedModel):
             each entry.
 
         Raises:
-            ValueError: For fewer examples than entries, too few examples of a class for
-                fixed one-hot values, labels or targets that are missing or do not fit, NaN
-                and infinities, and a dictionary of given values.
+            ValueError: For fewer examples than entries, labels or targets that are missing
+                or do not fit, NaN and infinities, and a dictionary of fixed values.
 
         Example:
 
@@ -307,7 +303,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> model.initialize_from(x, y, seed=0).shape
         (6,)
         """
-        x, y = data.gather(x, y, steps)
+        x, y = data.gather(x, y)
         demand = "given, or come with the data set as (x, y)"
         validation.require(y is not None, "y", demand, y)
         self._check_data(x, y)
@@ -459,13 +455,18 @@ class MetaNeighborhoodModel(CheckedModel):
         self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
     ) -> None:
         validation.built(self, "export")
+        head = self.neighborhood
+        demand = (
+            'other than "onnx" for a head that adapts on a nested tape or in several '
+            "steps: ONNX has no operations for its gradients"
+        )
+        fits = head.inner_steps == 1 and head.active_inner_loop == "dual"
+        validation.require(fits or format != "onnx", "format", demand, format)
         # Keras refuses a model that was never called, as after loading.
         self(_symbols_of(self.get_build_config()["input_shape"]))
         self.neighborhood.constants.update()
         with self.neighborhood.constants.used():
             super().export(filepath, format, *args, **kwargs)
-        if format == "onnx":
-            files.require_onnx(filepath)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Quantizes the backbone, but not the head, which is finetuned."""

@@ -25,20 +25,14 @@ def split_classifier(
     graphs.require_graph(model)
     copy = copied(model)
     last, after = graphs.ending(copy)
-    ends = [last, *after]
+    ends, linear = [last, *after], keras.activations.linear
     passing = (*graphs.PASSING, keras.layers.Softmax)
-    activations = [graphs.activation_of(each) for each in ends]
+    activations = [each for each in map(graphs.activation_of, ends) if each is not linear]
     # The sigmoid of a logit z is the softmax of 0 and z.
-    sigmoids = activations.count(keras.activations.sigmoid)
-    is_binary = softmax and sigmoids == 1 and not isinstance(last, CosineDense)
+    is_binary = softmax and activations == [keras.activations.sigmoid]
     is_binary = is_binary and copy.outputs[0].shape[1:] == (1,)
-    dropped = (
-        keras.activations.linear,
-        *[keras.activations.softmax] * softmax,
-        *[keras.activations.sigmoid] * is_binary,
-    )
-    others = [each for each in activations if each is not keras.activations.linear]
-    is_linear = len(others) < 2 and all(each in dropped for each in others)
+    is_binary = is_binary and not isinstance(last, CosineDense)
+    is_linear = is_binary or activations in ([], [keras.activations.softmax] * softmax)
     if not (_is_dense(last) and is_linear and all(type(each) in passing for each in after)):
         names = [each and each.name for each in (last, *reversed(after))]
         raise ValueError(
@@ -83,7 +77,7 @@ def split_classifier(
             own.assign(keras.ops.reshape(weight, own.shape))
         return backbone, head
     if hasattr(last, "activation"):
-        last.activation = keras.activations.linear
+        last.activation = linear
     return backbone, last
 
 

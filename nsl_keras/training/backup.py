@@ -61,7 +61,6 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         callbacks: Callbacks of the same `fit` whose progress is kept, for example
             `keras.callbacks.EarlyStopping`: all attributes, except constructor arguments
             and functions. They may hold no open files, as `keras.callbacks.CSVLogger` does.
-        every: int, the number of epochs between states.
         delete_checkpoint: bool, whether to delete the states when training ends.
             Otherwise the last state stays until you call `delete`, and another `fit` only
             restores the final model.
@@ -70,9 +69,10 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         epoch: int, the number of finished, saved epochs, and the next epoch to train.
 
     Raises:
-        ValueError: For a remote folder, or an `every` below 1; in `fit`, if the model is
-            not built, the progress of a callback cannot be pickled, or the states belong to
-            a model with other weights or another number of seeds, or to other `callbacks`.
+        ValueError: For a remote folder; in `fit`, if the model is not built, or the states
+            belong to a model with other weights or another number of seeds, or to other
+            `callbacks`.
+        TypeError: In `fit`, if the progress of a callback cannot be pickled.
 
     Example:
 
@@ -104,14 +104,12 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         self,
         folder: str | os.PathLike[str],
         callbacks: Sequence[keras.callbacks.Callback] = (),
-        every: int = 1,
         delete_checkpoint: bool = True,
     ) -> None:
         self.folder = files.local(folder, "folder")
         # A folder of this process alone, where Keras reads and writes.
         super().__init__(str(self.folder / f".epoch_{uuid.uuid4().hex}"))
         self.callbacks = list(callbacks)
-        self.every = validation.positive_integer(every, "every")
         self.delete_checkpoint = validation.boolean(delete_checkpoint, "delete_checkpoint")
         self.epoch = max(self._states(), default=0)
         self._rest: dict[str, Any] = {}
@@ -136,15 +134,8 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._resume()
         if epoch == self.epoch:  # Before the first epoch of this `fit`, not after it.
-            for callback in self.callbacks:
-                try:
-                    pickle.dumps(_progress_of(callback))
-                except Exception as error:  # Each type raises its own.
-                    raise ValueError(
-                        "`callbacks` must hold callbacks whose progress `pickle` can save. "
-                        f"Received: {callback!r}"
-                    ) from error
-        if epoch > self.epoch and epoch % self.every == 0:
+            pickle.dumps([*map(_progress_of, self.callbacks)])  # Raises now if ever.
+        if epoch > self.epoch:
             self._keep(epoch, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -7,19 +7,17 @@ not read in advance: bad values in them make the loss non-finite, and `fit` stop
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
 import math
 import types
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
-from nsl_keras import configs, nesting
+from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import ReplicatedModel
 from nsl_keras.training.data import is_in_memory
 
@@ -59,7 +57,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
             )
 
 
-FIT = inspect.signature(keras.Model.fit)
+_FIT = inspect.signature(keras.Model.fit)
 
 
 class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
@@ -67,6 +65,8 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
     #: Whether the outputs are logits of classes, and not numbers of a regression.
     classifies: bool
+    #: Whether `fit` takes `class_weight`.
+    weighs_classes = True
 
     def _check_data(self, x: Any, y: Any = None) -> None:
         """Raises for bad arrays."""
@@ -90,7 +90,14 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
     @functools.wraps(keras.Model.fit)
     def fit(self, *args: Any, **options: Any) -> Any:
-        given = FIT.bind(self, *args, **options).arguments
+        given = _FIT.bind(self, *args, **options).arguments
+        weights = given.get("class_weight")
+        demand = (
+            "None: the classes of episodes are numbered anew. Pass `sample_weight`, with a "
+            "weight for each episode or query"
+        )
+        fits = self.weighs_classes or not weights
+        validation.require(fits, "class_weight", demand, weights)
         given["x"] = self._checked(given.get("x"), given.get("y"))
         held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):
@@ -109,23 +116,19 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return super().evaluate(self._checked(x, y), y, *args, **options)
 
     def _checked(self, x: Any, y: Any = None) -> Any:
-        """Returns `x`, checked: the first batch of a `PyDataset` when Keras draws it.
+        """Returns `x`, checked: of a generator or a `PyDataset` the first batch.
 
         Targets of zero weight are checked too: NaN times 0 is NaN.
         """
-
-        def check(batch: Any) -> None:
-            inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            if is_in_memory(inputs):
-                self._check_data(inputs, self._without_ignored(targets))
-
+        first: Any = (x, y)
         if isinstance(x, keras.utils.PyDataset):
-            return _FirstChecked(x, check)
-        if isinstance(x, types.GeneratorType):
-            for batch in (first := [*itertools.islice(x, 1)]):
-                check(batch)
-            return (batch for batch in itertools.chain(first, x))
-        check((x, y))
+            first = x[0]
+        elif isinstance(x, types.GeneratorType):
+            drawn = [*itertools.islice(x, 1)]
+            first, x = (*drawn, ())[0], (each for each in itertools.chain(drawn, x))
+        inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(first)
+        if is_in_memory(inputs):
+            self._check_data(inputs, self._without_ignored(targets))
         return x
 
     def _without_ignored(self, y: Any) -> Any:
@@ -139,44 +142,23 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return y
 
 
-class _FirstChecked(keras.utils.PyDataset):
-    """A data set whose first batch is checked when Keras draws it."""
-
-    def __init__(
-        self, batches: keras.utils.PyDataset, check: Callable[[Any], None]
-    ) -> None:
-        super().__init__(
-            batches.workers, batches.use_multiprocessing, batches.max_queue_size
-        )
-        self.batches = batches
-        self.check: Any = check
-        # Keras calls them between epochs.
-        self.on_epoch_begin = batches.on_epoch_begin
-        self.on_epoch_end = batches.on_epoch_end
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "check": None}  # Other processes draw later batches.
-
-    @property
-    def num_batches(self) -> int | None:
-        return self.batches.num_batches
-
-    def __getitem__(self, index: int) -> Any:
-        batch = self.batches[index]
-        check, self.check = self.check, None
-        if check is not None:
-            check(batch)
-        return batch
+#: Losses of Keras without the argument `from_logits` that take margins or numbers.
+_OF_NUMBERS = (
+    *(keras.losses.Hinge, keras.losses.SquaredHinge, keras.losses.CategoricalHinge),
+    *(keras.losses.hinge, keras.losses.squared_hinge, keras.losses.categorical_hinge),
+    *(keras.losses.MeanSquaredError, keras.losses.MeanAbsoluteError),
+    *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error),
+    *(keras.losses.Huber, keras.losses.LogCosh, keras.losses.CosineSimilarity),
+    *(keras.losses.huber, keras.losses.log_cosh, keras.losses.cosine_similarity),
+)
 
 
 def loss_of_logits(loss: Any) -> None:
     """Raises if a loss, or one of several losses, does not take logits.
 
-    A loss with the argument `from_logits` says so itself. Any other loss of Keras takes
-    logits if it pulls up the logit of the true class wherever this is negative and the
-    smallest, and pulls up no other logit by more. Hinge losses and distances between logits
-    and one-hot labels do, for example `MeanSquaredError`; losses of probabilities are flat,
-    NaN or misleading there. Losses that are not Keras's own are not asked.
+    A loss with the argument `from_logits` says so itself. Keras's other losses take
+    probabilities, of which logits make a flat, NaN or misleading loss, except those of
+    margins and numbers. Losses that are not Keras's own are not asked.
     """
     for each in keras.tree.flatten(loss):
         if each is not None and not _takes_logits(keras.losses.get(each)):
@@ -190,20 +172,8 @@ def loss_of_logits(loss: Any) -> None:
 def _takes_logits(loss: Any) -> bool:
     argument = inspect.signature(loss).parameters.get("from_logits")
     says = getattr(loss, "from_logits", argument and argument.default)
+    if says is not None:
+        return bool(says)
     known = vars(keras.losses).values()
-    if says is not None or (type(loss) not in known and loss not in known):
-        return says is not False
-    for logits in ([-3.0, -1.0, -2.0], [-3.0, 2.0, 1.5]):
-        larger = [_value_of(loss, logits + 0.5 * row) for row in np.eye(3)]
-        gain, *others = _value_of(loss, np.array(logits)) - np.array(larger)
-        if not (gain > 0 and max(others) <= gain + 1e-4):  # NaN compares as false.
-            return False
-    return True
-
-
-def _value_of(loss: Any, logits: np.ndarray) -> float:
-    """Returns the loss of one example of class 0; NaN if there is none."""
-    for label in (np.eye(1, 3), np.zeros(1)):  # One-hot, or an integer.
-        with contextlib.suppress(ValueError, TypeError):
-            return float(keras.ops.sum(loss(label, logits[None].astype("float32"))))
-    return math.nan
+    kind = loss if loss in known else type(loss)
+    return kind in _OF_NUMBERS or kind not in known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,11 +84,10 @@ def map_arrays(function: Callable[..., Any], *structures: Any) -> Any:
     )
 
 
-def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
+def gather(x: Any, y: Any = None) -> tuple[Any, Any]:
     """Returns all examples and their targets, or `None`, as NumPy arrays.
 
-    `x` is an array, a structure of arrays, or an iterable of batches `x` or `(x, y)`, of
-    which at most `steps` are taken.
+    `x` is an array, a structure of arrays, or a finite iterable of batches `x` or `(x, y)`.
     """
     if is_in_memory(x):
         of_numbers = all(map(np.isscalar, tree.flatten(x)))  # Nested lists, for example.
@@ -98,10 +96,7 @@ def gather(x: Any, y: Any = None, steps: int | None = None) -> tuple[Any, Any]:
     _require_dense(x)
     demand = "None if `x` is a data set, which yields its own targets"
     validation.require(y is None, "y", demand, type(y))
-    batches = [
-        keras.utils.unpack_x_y_sample_weight(batch)[:2]
-        for batch in itertools.islice(iter(x), steps)
-    ]
+    batches = [keras.utils.unpack_x_y_sample_weight(batch)[:2] for batch in x]
     _require_dense(batches[:1])
     sound = batches and all(map(np.ndim, leaves(batches[0])))
     demand = "batches, as `dataset.batch(32)` yields: not empty or without a batch axis"

@@ -1,4 +1,4 @@
-"""Local files: written under another name, then renamed; and ONNX files, checked."""
+"""Local files: written under another name, then renamed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,3 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         scratch = pathlib.Path(folder) / path.name
         yield scratch
         scratch.replace(path)
-
-
-def require_onnx(file: str | os.PathLike[str]) -> None:
-    """Raises, and removes the file, if its operations are not all ONNX's."""
-    import onnx
-
-    try:
-        onnx.checker.check_model(file, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        pathlib.Path(file).unlink()
-        raise ValueError(
-            '`format` must not be "onnx" for a head that adapts on a nested tape or in '
-            "several steps: ONNX has no operations for its gradients. Received: "
-            "format='onnx'"
-        ) from error

@@ -4,9 +4,9 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, refused, stacked
+from helpers import as_numpy, randomize, refused, stacked
 
-from nsl_keras import few_shot
+from nsl_keras import convert, few_shot
 from nsl_keras.few_shot.calibration import fitted_temperature, held_out_parts
 
 
@@ -76,6 +76,40 @@ def test_neighbors_and_the_plain_model_have_the_temperature(eager):
     np.testing.assert_allclose(model.unadapted(queries), before, rtol=1e-5, atol=1e-6)
     change = found.output_changes.sum(axis=1)
     np.testing.assert_allclose(change, after - as_numpy(before), rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [few_shot.NearestCentroid, few_shot.NeighborhoodLearner])
+def test_a_temperature_is_fitted_again_after_a_change(kind, eager):
+    """Of a classifier with similarities, trained and folded, on examples held out."""
+    backbone = stacked((6, 6, 1), keras.layers.Conv2D(4, 3), keras.layers.Flatten())
+    images = np.random.default_rng(0).normal(size=(18, 6, 6, 1)).astype("float32")
+    labels = np.array(["elk", "fox", "owl"])[np.arange(18) % 3]
+    model = convert.add_similarity(kind(backbone).adapt(images[:9], labels[:9]))
+    randomize(model.trainable_variables)
+    folded, before = convert.fold(model), model.temperature
+    for given, y in ((model, labels[9:]), (folded, np.arange(9) % 3)):
+        logits = given.temperature * as_numpy(given(images[9:]))
+        given.calibrate(images[9:], y)
+        expected = fitted_temperature(logits, np.arange(9) % 3, 1 / 11)
+        assert given.temperature == pytest.approx(expected, rel=0.03) != before
+        found = given.temperature * given.predict(images[9:], verbose=0)
+        np.testing.assert_allclose(found, logits, rtol=1e-3, atol=1e-4)
+    with refused(r"`y` must be names in \('elk', 'fox', 'owl'\).*'gnu'"):
+        model.calibrate(images[:1], ["gnu"])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's alone")
+def test_adapt_in_a_loop_traces_no_graph_for_itself(caplog):
+    """TensorFlow would warn of a function that is traced five times."""
+    network, (support, labels, *_) = stacked((8,), keras.layers.Dense(3)), blobs(3, 1, 0)
+    for learner in (
+        few_shot.NearestCentroid(network),
+        few_shot.NeighborhoodLearner(network),
+        few_shot.Finetuner(network, 3, steps=2),
+    ):
+        for _ in range(5):
+            learner.adapt(support, labels)
+    assert "retracing" not in caplog.text
 
 
 def test_diverging_inner_steps_are_an_error():

@@ -62,7 +62,7 @@ def test_batch_normalization_policies(policy, training):
         of_support, of_queries = statistics(support, 1), statistics(queries, 1)
         if policy == "support":
             of_queries = of_support
-            update = statistics(support, (0, 1))
+        update = statistics(support, (0, 1))
     gamma, beta = stored[:2]
     support, queries = (
         (images - mean) / np.sqrt(variance + layer.epsilon) * gamma + beta
@@ -72,7 +72,7 @@ def test_batch_normalization_policies(policy, training):
     expected = data.scores(queries, means, "euclidean")
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     *moved, seen = layer.get_weights()[2:]
-    count = training * (12 if policy == "support" else 20)
+    count = training * (20 if policy == "moving" else 12)
     assert seen == before + count
     rate = count / (count + 100)
     for new, old, batch in zip(moved, stored[2:], update, strict=True):

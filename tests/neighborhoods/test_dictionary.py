@@ -157,12 +157,6 @@ def test_seeds_and_fewer_entries_than_classes():
     assert len(set(LABELS[list(drawn[0])])) == 2
 
 
-def test_fixed_values_get_keys_of_their_class():
-    dictionary = started(fixed_values=True)
-    values = as_numpy(dictionary.values)
-    assert LABELS[rows_of(dictionary.keys)].tolist() == values.argmax(axis=1).tolist()
-
-
 def with_row(value):
     spoiled = X.copy()
     spoiled[3] = value
@@ -270,11 +264,7 @@ test_errors = refusing(
     (lambda: started(seed=-1), "`seed` must be"),
     (lambda: in_a_head(built()).build((None, 6)), "with keys of the 6 features"),
     (lambda: started(X, LABELS[:-1]), r"`len\(y\)` must be 60, .*=59"),
-    (
-        lambda: started(entries=18, fixed_values=True),
-        r"each class.* \[6 6 6\].*\[40, 15, 5\]",
-    ),
-    (lambda: started(entries=3, fixed_values=np.eye(3)), "must be True or False"),
+    (lambda: started(fixed_values=True), "`values` must be None if the dictionary has"),
     (lambda: assign(X[:3]), "hape"),  # Keras's own error.
     (lambda: assign(np.full((4, 4), np.nan)), "`keys` must be finite"),
     (lambda: assign(values=np.eye(3)), r"`values` must be numbers of shape \(4, 3\)"),

@@ -1,7 +1,6 @@
 """What `fit` refuses beforehand, where it stops, and what a loss may leave out."""
 
 import inspect
-import pickle
 
 import keras
 import numpy as np
@@ -16,21 +15,6 @@ from nsl_keras.training import checks
 LONG = pytest.mark.long
 X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
 Y = np.arange(24) % 3
-
-
-class Counted(Batches):
-    """Counts how often a batch is drawn, and an epoch begins or ends."""
-
-    drawn = epochs = 0
-
-    def __getitem__(self, index):
-        self.drawn += 1
-        return super().__getitem__(index)
-
-    def on_epoch_begin(self):
-        self.epochs += 1
-
-    on_epoch_end = on_epoch_begin
 
 
 def with_nan():
@@ -88,14 +72,11 @@ def test_arguments_by_position():
 @pytest.mark.usefixtures("eager")
 def test_the_first_batch_of_a_data_set_is_checked():
     model = classifier()
-    ours, kerass = (Counted((X, Y)), Counted((X, Y)))
-    model.fit(ours, verbose=0)
-    plain = keras.Sequential([keras.layers.Dense(3)])
-    plain.compile("sgd", model.loss)
-    plain.fit(kerass, verbose=0)
-    assert (ours.drawn, ours.epochs) == (kerass.drawn, kerass.epochs)
+    model.fit(Batches((X, Y)), verbose=0)
+    model.fit((each for each in [(X, Y)]), steps_per_epoch=1, verbose=0)
     for use in (
         lambda wrong: model.fit(Batches(wrong), verbose=0),
+        lambda wrong: model.fit((each for each in [wrong]), verbose=0),
         lambda wrong: model.fit(X, Y, validation_data=Batches(wrong), verbose=0),
         lambda wrong: model.evaluate(Batches(wrong), verbose=0),
     ):
@@ -190,8 +171,3 @@ def test_no_graph_holds_a_nan(kind):
         model.predict(x, verbose=0)
     finally:
         tf.debugging.disable_check_numerics()
-
-
-def test_a_checked_data_set_can_be_pickled():
-    found = checks._FirstChecked(Batches((X, Y)), lambda batch: None)
-    assert pickle.loads(pickle.dumps(found))[0][0].shape[1:] == X.shape[1:]
