@@ -56,7 +56,6 @@ def recipe(kind="sphere", **options):
 PREDICTORS = {
     "sphere": recipe,
     "full_sphere": lambda: recipe("full_sphere"),
-    "cnn": lambda: recipe("cnn"),
     "pooled": lambda: recipe(pooled=True),
     "in_blocks": lambda: recipe(downsampling=2),
     "shared": lambda: SharedSimilarityPredictor(recipe(), adapted_filters=3),
@@ -81,13 +80,10 @@ def own_predictor(kind, name, similarity, geometry):
     [
         ("conv2d", "diagonal", "sphere"),
         ("conv2d", "unconstrained", "full_sphere"),
-        ("conv2d", "symmetric", "cnn"),
         ("conv2d", "positive_semidefinite", "pooled"),
-        ("conv2d", "diagonal", "shared"),
         ("conv2d", "unconstrained", "own_per_example"),
         ("conv1d", "positive_semidefinite", "sphere"),
         ("conv1d", "diagonal", "shared_pooled"),
-        ("conv1d", "unconstrained", "full_sphere"),
         ("conv3d", "symmetric", "sphere"),
         ("conv3d", "diagonal", "own"),
         ("depthwise", "unconstrained", "sphere"),
@@ -95,7 +91,8 @@ def own_predictor(kind, name, similarity, geometry):
     ],
 )
 def test_convolutions_follow_the_formula(name, similarity, kind):
-    geometries = ALL_GEOMETRIES if kind == "sphere" else SOME_GEOMETRIES
+    is_first = (name, kind) == ("conv2d", "sphere")
+    geometries = ALL_GEOMETRIES if is_first else SOME_GEOMETRIES
     if name == "conv1d" and "pooled" not in kind:
         geometries = [*geometries, *CAUSAL]
     for geometry in geometries:
@@ -129,8 +126,8 @@ def test_an_empty_batch():
 
 @pytest.mark.parametrize(
     "predictor",
-    ["sphere", "full_sphere", keras.layers.Dense(12, kernel_initializer="zeros")],
-    ids=["sphere", "full_sphere", "custom"],
+    ["sphere", keras.layers.Dense(12, kernel_initializer="zeros")],
+    ids=["sphere", "custom"],
 )
 def test_masked_vectors_change_no_statistics(predictor):
     layer = layers.NeuralSimilarityDense(5, predictor=predictor)
@@ -147,11 +144,8 @@ def test_masked_vectors_change_no_statistics(predictor):
 
 
 TRANSPOSED = [
-    {},
-    {"kernel_size": (2, 3), "padding": "same"},
     {"strides": 2, "padding": "same"},
     {"kernel_size": 4, "strides": 2, "padding": "same", "output_padding": 1},
-    {"kernel_size": 4, "strides": 2},
     {"kernel_size": (3, 2), "strides": 2, "output_padding": 1},
     {"kernel_size": (1, 2), "strides": 3},
 ]
@@ -192,7 +186,7 @@ def transposed(layer, inputs, matrices, sizes):
     [
         *((geometry, {}) for geometry in (TRANSPOSED if IS_TENSORFLOW else DILATED)),
         # For blocks of positions, and for whole examples.
-        *((TRANSPOSED[2], options) for options in ({"downsampling": 2}, {"pooled": True})),
+        *((TRANSPOSED[0], options) for options in ({"downsampling": 2}, {"pooled": True})),
     ],
     ids=str,
 )
@@ -220,7 +214,7 @@ def test_unknown_sizes_run_in_litert(tmp_path):
     assert_close(run_litert(tmp_path / "model.tflite", images), model(images), 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["sphere", "full_sphere", "shared", "in_blocks"])
+@pytest.mark.parametrize("kind", ["full_sphere", "shared", "in_blocks"])
 def test_causal_layer_never_looks_ahead(kind):
     dilated = [] if kind == "in_blocks" else [{"dilation_rate": 2}]
     for options in ({}, {"strides": 2}, *dilated):
@@ -322,7 +316,6 @@ def dense(**options):
 
 test_errors_of_layers_and_inputs = refusing(
     (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "`inputs` must be floats.*uint8"),
-    (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
     (lambda: dense(block_size=0), "`block_size` must be a positive integer"),
     (lambda: dense(block_size=5), "`block_size` must be a divisor of the 12 feat.*=5"),
