@@ -103,7 +103,7 @@ IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3, residual=False)
 JUMPS = ("similarity", "shape")
 SPARSE = similarities.Sparse(5, learn_shape=True, regularizer="l1")
 SHAPED = similarities.Diagonal(learn_shape=True)
-FOR_EACH_FILTER = similarities.Symmetric(shared_by="filter")
+FULL = similarities.Full(shared_by="filter")
 TRANSPOSED = layers.NeuralSimilarityConv2DTranspose
 DEPTHWISE = partial(layers.NeuralSimilarityDepthwiseConv2D, depth_multiplier=2)
 SEPARABLE = partial(layers.NeuralSimilaritySeparableConv2D, 6, (2, 3))
@@ -112,11 +112,9 @@ CONVOLUTIONS = [
     conv2d("static_diagonal", 3, **SAME, activation="relu"),
     conv2d("static_groups", 3, **UNCONSTRAINED, **SAME, groups=2, strides=2),
     conv2d("static_sparse_learned_shape", 4, similarity=SPARSE, jumps=JUMPS),
-    conv2d("static_for_each_filter", 3, similarity=FOR_EACH_FILTER, **SAME),
-    conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
+    conv2d("static_full", 3, similarity=FULL, groups=2, **SAME, unknown_sizes=False),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
     conv2d("in_blocks", 5, **UNCONSTRAINED, predictor=IN_BLOCKS, kernel_size=(2, 3)),
-    conv2d("cnn", 6, 3, **UNCONSTRAINED, predictor="cnn", unknown_sizes=False),
     spatial(
         "conv2d_shared",
         with_predictor(shared(), convolution(strides=2, similarity=SHAPED)),
@@ -150,7 +148,6 @@ CONVOLUTIONS = [
         partial(DEPTHWISE, (2, 3), similarity="symmetric", predictor="sphere"),
         4,
     ),
-    spatial("separable_static", partial(SEPARABLE, depth_multiplier=2, **SAME), 4),
     spatial("separable_sphere", partial(SEPARABLE, predictor="sphere"), 9, 6),
 ]
 
@@ -175,7 +172,6 @@ OTHER_IMAGES = [
         for similarity, trainable in (
             ("diagonal", 1),
             ("predicted_mask", 2),
-            ("attention", 2),
             ("softmax_attention", 4),
         )
     ),
@@ -213,7 +209,6 @@ VECTORS_AND_SEQUENCES = [
     recurrent(
         "simple_rnn_static", 5, layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"
     ),
-    recurrent("gru_dynamic_sphere", 7, layers.NeuralSimilarityGRUCell, predictor="sphere"),
     recurrent(
         *("lstm_dynamic_cnn_dropout", 7, layers.NeuralSimilarityLSTMCell),
         similarity="unconstrained",
