@@ -398,28 +398,6 @@ def test_a_frozen_predictor_stays_frozen():
     assert len(built(layer, (None, 7, 6, 5)).trainable_variables) == 2
 
 
-@keras.saving.register_keras_serializable("tests")
-class Stack(keras.layers.Layer):
-    """A predictor that holds its layers in a list."""
-
-    def build(self, input_shape):
-        self.parts = [keras.layers.Conv2D(9, 3), keras.layers.Activation("tanh")]
-        self.parts[0].build(input_shape)
-
-    def call(self, inputs):
-        for part in self.parts:
-            inputs = part(inputs)
-        return inputs
-
-
-def test_a_frozen_layer_in_a_list_stays_frozen_in_a_file(tmp_path):
-    layer = NeuralSimilarityConv2D(4, 3, predictor=Stack())
-    model = keras.Sequential([keras.Input((7, 6, 5)), layer])
-    layer.predictor.parts[0].trainable = False
-    assert len(model.trainable_variables) == 2
-    assert len(reloaded(model, tmp_path).trainable_variables) == 2
-
-
 def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
     """A file builds layers by their depth in the graph: here the other one first."""
     shared = SharedSimilarityPredictor(

@@ -92,10 +92,7 @@ def test_starts_as_the_plain_cell(name):
 
 FORMS = {
     "diagonal": {},
-    "unconstrained": {"similarity": "unconstrained"},
     "blocks": {"similarity": "unconstrained", "block_size": 2},
-    "sparse": {"similarity": "sparse"},
-    "cholesky": {"similarity": "positive_semidefinite"},
     "predicted": {"similarity": "symmetric", "predictor": "full_sphere"},
     "predicted_blocks": {
         "similarity": "unconstrained",
@@ -103,7 +100,6 @@ FORMS = {
         "predictor": "sphere",
     },
 }
-BLOCKS = ["blocks", "predicted_blocks"]
 
 
 def matrix_of(part, vector, features):
@@ -123,7 +119,7 @@ def matrix_of(part, vector, features):
     [
         # Every form in the cell that compares its state twice.
         *(("gru_reset_before", form) for form in FORMS),
-        *((name, form) for name in ("simple_rnn", "gru", "lstm") for form in BLOCKS),
+        *((name, "predicted_blocks") for name in ("simple_rnn", "gru", "lstm")),
     ],
 )
 def test_equals_the_plain_cell_with_the_kernels_of_each_example(name, form):
@@ -268,7 +264,7 @@ def test_errors_of_fold_and_of_layers():
         layers.NeuralSimilarityGRU(UNITS, use_cudnn=True)
 
 
-@pytest.mark.parametrize("name", ["SimpleRNNCell", "GRUCell", "LSTMCell", "Conv1D"])
+@pytest.mark.parametrize("name", ["LSTMCell", "Conv1D"])
 def test_keras_does_not_load_the_kernels_without_their_similarity(name, tmp_path):
     def network(library, prefix=""):
         kind = getattr(library, f"{prefix}{name}")

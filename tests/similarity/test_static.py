@@ -7,7 +7,6 @@ from helpers import (
     DTYPES,
     as_numpy,
     assert_close,
-    assert_equal,
     normal,
     refusing,
 )
@@ -125,17 +124,7 @@ def test_several_matrices_in_a_layer(name):
         check(name, "sparse_of_3", {"kernel_size": 2, "groups": 2}, shared_by=2)
 
 
-def test_a_masked_tap_comes_back():
-    """The matrix itself is not masked."""
-    layer, _ = made("conv2d", "symmetric", learn_shape=True)
-    assert_equal(layer.learned_shape, [1, 0, 0, 1, 0, 0])
-    layer.bilinear_form.shape_parameters.assign(np.ones(6))
-    whole, _ = made("conv2d", "symmetric")
-    whole.set_weights(layer.get_weights()[:3])
-    assert_equal(layer.equivalent_kernel, whole.equivalent_kernel)
-
-
-@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "depthwise"])
+@pytest.mark.parametrize("name", ["conv2d", "depthwise"])
 def test_bias_goes_along_the_channels_where_the_width_equals_the_filters(name):
     kind, _, shape = KERNELS[name]
     options = {"padding": "same", "bias_initializer": "normal"}

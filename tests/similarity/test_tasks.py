@@ -61,10 +61,8 @@ def test_a_task_in_another_copy(tmp_path):
             lambda: task(block_size=4),
             "must have the similarities, with the kinds and block",
         ),
-        (lambda: task("symmetric"), "must have the similarities, with the kinds and block"),
         (network, "must have the similarities, with the kinds and block"),
         (lambda: task(head=False), "must train the weights of the task"),
-        (lambda: task(freeze_backbone=False), "must train the weights of the task"),
     ],
 )
 def test_tasks_of_others(other, message, tmp_path):
