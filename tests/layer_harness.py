@@ -9,7 +9,6 @@ checks leave out what TensorFlow shows as well: each layer is traced, and traine
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +45,6 @@ class LayerCase:
             cannot.
         unknown_sizes: Whether spatial sizes may be unknown.
         full_precision: Whether the layer stays in float32 under mixed precision.
-        jumps: Names of variables that outputs depend on by jumps.
     """
 
     name: str
@@ -57,7 +55,6 @@ class LayerCase:
     channels_first: dict[str, Any] | None = None
     unknown_sizes: bool = False
     full_precision: bool = False
-    jumps: tuple[str, ...] = ()
 
     def inputs(self, batch=3):
         return normal(batch, *self.input_shape, seed=7)
@@ -82,7 +79,6 @@ def check_layer(case, folder):
     check_shapes_and_weights(case, model, outputs)
     check_half_precision(case, model, outputs, "float16", 0.02)
     if IS_TENSORFLOW:
-        check_config(model.layers[-1])
         check_keras_file(model, inputs, outputs, folder / f"{case.name}.keras")
         check_data_formats(case, model, outputs)
         check_frozen_copy(case)
@@ -97,15 +93,6 @@ def check_compiled(case, folder):
         check_half_precision(case, model, model(case.inputs()), "bfloat16", 0.1)
         check_saved_model(case, model, folder / case.name)
     check_training(case, model)  # Last: it changes the weights.
-
-
-def check_config(layer):
-    config = layer.get_config()
-    json.dumps(config)  # Raises for anything that a file cannot hold.
-    expected = without_identity(config)
-    serialized = keras.saving.serialize_keras_object(layer)
-    again = keras.saving.deserialize_keras_object(serialized)
-    assert without_identity(again.get_config()) == expected
 
 
 def without_identity(config):
@@ -141,6 +128,8 @@ def check_keras_file(model, inputs, outputs, path):
         part.trainable = False
     model.save(path)
     again = keras.saving.load_model(path)
+    configs = [without_identity(each.layers[-1].get_config()) for each in (model, again)]
+    assert configs[0] == configs[1]
     assert_equal(again(inputs), outputs)
     for one, other in zip(model.variables, again.variables, strict=True):
         assert one.trainable == other.trainable
@@ -197,7 +186,11 @@ def check_gradients(case):
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
     inputs = keras.ops.convert_to_tensor(case.inputs(2), "float64")
-    check_layer_gradients(model.layers[-1], inputs, 1e-7, 1e-5, skip=case.jumps)
+    layer = model.layers[-1]
+    # Outputs depend by jumps on a learned shape, and on a sparse similarity.
+    shaped = any(each.name == "shape" for each in layer.variables)
+    skip = ("similarity", "shape") if shaped else ()
+    check_layer_gradients(layer, inputs, 1e-7, 1e-5, skip)
 
 
 def check_fold(case, model, outputs):

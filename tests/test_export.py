@@ -235,11 +235,6 @@ X = normal(2, 4)
 KEYS = (lambda a, b: {"a b": a, "a/b": b},)
 BAD = {
     "unshaped": (Unshaped, {}, "`examples` must be given, unless"),
-    "any size": (
-        lambda: stacked((None, 1), keras.layers.Conv1D(3, 3)),
-        {},
-        "be given, un",
-    ),
     "eager": (lambda: calling(eager_only), {}, "must predict what the model predicts"),
     "k": (few_entries, {"examples": X}, "`k` must be at most the number of dictionary ent"),
     "remote": (noisy_model, {"filepath": "gs://bucket/1"}, "must be on this machine"),

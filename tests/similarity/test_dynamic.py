@@ -262,14 +262,12 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
             {"predictor": "other"},
             "must be one of 'sphere', 'full_sphere', 'cnn', a `Sim.*'other'",
         ),
-        ({"predictor": np.ones(3)}, "`predictor` must be one of .*predictor=array"),
         *(
             (
                 {"similarity": similarity, **DYNAMIC},
                 rf"`similarity` must be with a predictor neither .*{name}",
             )
             for similarity, name in (
-                (Diagonal(constraint="non_neg"), "Diagonal .*NonNeg"),
                 (Diagonal(initializer="glorot_uniform"), "Diagonal .*Glorot"),
                 (Diagonal(shared_by="filter"), "Diagonal .*'filter'"),
                 ("sparse", "Sparse with"),
@@ -298,17 +296,11 @@ def layer_on(inputs, **options):
     return NeuralSimilarityConv2D(4, 3, **options)(inputs)
 
 
-def dense(**options):
-    layers.NeuralSimilarityDense(5, **options).build((None, 12))
-
-
 test_errors_of_layers_and_inputs = refusing(
     (lambda: layer_on(np.ones((1, 6, 7, 2), "uint8")), "`inputs` must be floats.*uint8"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
-    (lambda: dense(block_size=0), "`block_size` must be a positive integer"),
-    (lambda: dense(block_size=5), "`block_size` must be a divisor of the 12 feat.*=5"),
     (
-        lambda: dense(predictor=keras.layers.Dense(7)),
-        r"`predictor.output_shape` must be 12, the .*shape=\(None, 7\)",
+        lambda: layers.NeuralSimilarityDense(5, block_size=5).build((None, 12)),
+        "`block_size` must be a divisor of the 12 feat.*=5",
     ),
 )

@@ -94,14 +94,6 @@ def trained_names(layer):
     return [variable.name for variable in layer.trainable_variables]
 
 
-def test_kernel_trainable_can_be_set_at_any_time():
-    layer, _ = built("conv2d", kernel_trainable=False, similarity=SHAPED)
-    for value in (False, True, False):
-        layer.kernel_trainable = value
-        of_kernel = ["kernel", "bias"] if value else []
-        assert trained_names(layer) == [*of_kernel, "similarity", "shape"]
-
-
 @pytest.mark.parametrize("value", [False, True])
 def test_kernel_trainable_outlives_trainable_copies_and_files(value, tmp_path):
     layer = NeuralSimilarityConv2D(4, 3)

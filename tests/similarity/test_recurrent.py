@@ -15,8 +15,6 @@ from keras import ops
 from layer_cases import TOLERANCES, identity_parameters, to_matrix
 
 from nsl_keras import layers, similarities
-from nsl_keras.convert import fold
-from nsl_keras.copying import copied
 
 BATCH, STEPS, FEATURES, UNITS = 5, 4, 6, 4
 SEQUENCES = np.random.default_rng(5).normal(size=(BATCH, STEPS, FEATURES))
@@ -199,19 +197,6 @@ def test_layers_fold_into_keras_layers(name):
         assert folded.get_config()[key] == value or key in known
 
 
-def test_layers_pass_functions_on():
-    def not_registered(x):
-        return ops.tanh(x)
-
-    layer = layers.NeuralSimilarityLSTM(UNITS, recurrent_activation=not_registered)
-    model = keras.Sequential([keras.Input((STEPS, FEATURES)), layer])
-    randomize(model.trainable_variables, 0.1)
-    assert_close(fold(model)(sequences()), model(sequences()), 1e-5)
-    around = keras.Sequential([model.inputs[0], keras.layers.RNN(layer.cell)])
-    assert_close(fold(around)(sequences()), model(sequences()), 1e-5)
-    assert_equal(copied(model)(sequences()), model(sequences()))
-
-
 IN_CELL = "`similarity` must be without .* in a recurrent cell"
 
 
@@ -230,7 +215,6 @@ IN_CELL = "`similarity` must be without .* in a recurrent cell"
             {"similarity": similarities.Diagonal(shared_by=2)},
             IN_CELL + r".*\(2, False, None\)",
         ),
-        ({"block_size": 4}, "`block_size` must be a divisor of the 6 feat.*=4"),
         ({"block_size": 3}, "`block_size` must be a divisor of the 4 feat.*=3"),
         (
             {"predictor": keras.layers.Dense(5)},

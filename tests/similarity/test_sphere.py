@@ -7,7 +7,7 @@ import numpy as np
 import numpy_reference
 import pytest
 from golden_files import DTYPES, Golden, gradients
-from helpers import assert_equal, randomize, second_derivatives
+from helpers import assert_close, assert_equal, randomize, second_derivatives
 from keras import ops
 
 from nsl_keras import layers
@@ -40,65 +40,44 @@ def make_layer(**options):
     )
 
 
-def authors_sigmoid(cosine, k):
-    """The response as the authors' code writes it."""
-    end = np.exp(-np.pi / (2 * k))
-    at = np.exp(np.arccos(cosine) / k - np.pi / (2 * k))
-    return (1 + end) / (1 - end) * (1 - at) / (1 + at)
-
-
-def expected_outputs(layer):
-    """The docstring's formula, group by group."""
-    patches = numpy_reference.patches(
-        IMAGES, layer.kernel_size, layer.strides, layer.padding, layer.dilation_rate
-    )
-    kernel = ops.convert_to_numpy(layer.kernel).astype("float64")
-    kernel = kernel.reshape(-1, *kernel.shape[-2:])
-    outputs = []
-    for patch, weights in zip(
-        np.split(patches, layer.groups, axis=-1),
-        np.split(kernel, layer.groups, axis=-1),
-        strict=True,
-    ):
-        products = np.einsum("nhwtc,tco->nhwo", patch, weights)
-        if layer.normalize in ("both", "input"):
-            products /= np.sqrt(np.sum(patch**2, axis=(-2, -1)) + 1e-4)[..., None]
-        if layer.normalize in ("both", "kernel"):
-            products /= np.sqrt(np.sum(weights**2, axis=(0, 1)) + 1e-4)
-        outputs.append(products)
-    outputs = np.concatenate(outputs, axis=-1)
-    if layer.response == "linear":
-        outputs = 1 - 0.63662 * np.arccos(outputs)
-    elif layer.response != "cosine":
-        k = 0.3
-        if layer.response == "learnable_sigmoid":
-            k = np.abs(ops.convert_to_numpy(layer.curvature)) + 0.05
-        outputs = authors_sigmoid(outputs, k)
-    if layer.use_bias:
-        outputs = outputs + ops.convert_to_numpy(layer.bias)
-    return outputs
-
-
-def check(dtype="float32", **options):
-    layer = make_layer(dtype=dtype, **options)
-    layer.build(IMAGES.shape)
-    if layer.curvature is not None:
-        layer.curvature.assign([-0.7, 0.0, 0.01, 0.3, 0.7, 4.0])
-    outputs = ops.convert_to_numpy(layer(ops.convert_to_tensor(IMAGES, dtype=dtype)))
-    assert outputs.dtype == dtype
-    np.testing.assert_allclose(
-        outputs, expected_outputs(layer), rtol=0, atol=TOLERANCES[dtype]
-    )
-
-
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_values(geometry):
-    for normalize in NORMALIZE:
-        check(DTYPES[0], normalize=normalize, **geometry)
-    for response in RESPONSES:
-        options = {"response": response, "use_bias": True, **geometry}
-        check(DTYPES[0], **options)
-    check(groups=2, **options)
+def test_a_convolution_is_the_dense_layer_on_patches(geometry):
+    options = [{"normalize": each} for each in NORMALIZE]
+    options += [{"response": each, "use_bias": True} for each in RESPONSES]
+    for each in options:
+        layer = make_layer(dtype=DTYPES[0], **each, **geometry)
+        layer.build(IMAGES.shape)
+        patches = numpy_reference.patches(
+            IMAGES, layer.kernel_size, layer.strides, layer.padding, layer.dilation_rate
+        )
+        rows = patches.reshape(*patches.shape[:-2], -1)
+        dense = SphereDense(6, dtype=DTYPES[0], **each)
+        dense.build(rows.shape)
+        if layer.curvature is not None:
+            layer.curvature.assign([-0.7, 0.0, 0.01, 0.3, 0.7, 4.0])
+        for ours, theirs in zip(layer.weights, dense.weights, strict=True):
+            theirs.assign(ops.reshape(ours, theirs.shape))
+        assert_close(layer(IMAGES), dense(rows), TOLERANCES[DTYPES[0]], each)
+
+
+def test_normalized_kernels_alone():
+    layer, vectors = SphereDense(6, normalize="kernel"), IMAGES[:, 0, 4].astype("float32")
+    layer.build(vectors.shape)
+    (kernel,) = randomize(layer).get_weights()
+    kernel /= np.sqrt(np.sum(kernel**2, axis=0) + 1e-4)
+    assert_close(layer(vectors), vectors @ kernel)
+
+
+def test_groups_are_convolutions_of_their_own():
+    layer = make_layer(groups=2, response="linear")
+    layer.build(IMAGES.shape)
+    outputs = []
+    for number, images in enumerate(np.split(IMAGES, 2, axis=-1)):
+        of_group = make_layer(filters=3, response="linear")
+        of_group.build(images.shape)
+        of_group.kernel.assign(layer.kernel[..., 3 * number : 3 * number + 3])
+        outputs.append(of_group(images))
+    assert_close(layer(IMAGES), np.concatenate(outputs, axis=-1), 1e-5)
 
 
 @pytest.mark.jax
@@ -190,12 +169,16 @@ def test_where_patch_and_kernel_are_parallel(response):
 
 
 def test_extreme_curvatures_are_finite():
-    layer = make_layer(response="learnable_sigmoid")
-    layer.build(IMAGES.shape)
-    layer.curvature.assign(np.repeat([0.0, 1e-4, 50.0], 2))
+    layer, exact = (
+        make_layer(response="learnable_sigmoid", dtype=dtype)
+        for dtype in ("float32", "float64")
+    )
+    for each in (layer, exact):
+        each.build(IMAGES.shape)
+        each.curvature.assign(np.repeat([0.0, 1e-4, 50.0], 2))
+    exact.kernel.assign(layer.kernel)
     images = ops.convert_to_tensor(IMAGES, dtype="float32")
-    expected = expected_outputs(layer)
-    np.testing.assert_allclose(ops.convert_to_numpy(layer(images)), expected, atol=2e-5)
+    np.testing.assert_allclose(layer(images), exact(IMAGES), atol=2e-5)
     for gradient in gradients(
         lambda images: ops.sum(layer(images)), [images], layer.trainable_variables
     ):

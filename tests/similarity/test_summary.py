@@ -25,10 +25,6 @@ def nested():
     [
         (convolution, (8, 8, 4), "Conv2D", "static Diagonal", 9),
         (
-            lambda: convolution(similarity="unconstrained"),
-            *((None, None, 4), "Conv2D", "static Unconstrained", 81),
-        ),
-        (
             lambda: convolution(predictor=RECIPE),
             *((8, 8, 4), "Conv2D", "dynamic Diagonal", PREDICTOR),
         ),
