@@ -128,8 +128,6 @@ def check_keras_file(model, inputs, outputs, path):
         part.trainable = False
     model.save(path)
     again = keras.saving.load_model(path)
-    configs = [without_identity(each.layers[-1].get_config()) for each in (model, again)]
-    assert configs[0] == configs[1]
     assert_equal(again(inputs), outputs)
     for one, other in zip(model.variables, again.variables, strict=True):
         assert one.trainable == other.trainable
@@ -142,6 +140,8 @@ def check_frozen_copy(case):
     layer = case.make()
     layer.trainable = False
     copy = type(layer).from_config(layer.get_config())
+    config, again = (without_identity(each.get_config()) for each in (layer, copy))
+    assert again == config
     copy(keras.Input(case.input_shape))
     assert [variable.path for variable in copy.trainable_variables] == []
     assert [variable.path for variable in copy.variables if variable.trainable] == []

@@ -9,7 +9,6 @@ from keras import ops
 from layer_harness import (
     IMAGES,
     check_conversion,
-    classes_of,
     converted,
     difference,
     stack,
@@ -18,7 +17,6 @@ from layer_harness import (
 
 from nsl_keras import MetaNeighborhoodModel, layers, predictors, similarities
 from nsl_keras.convert import add_film, add_similarity, convert_batch_norms, fold, summary
-from nsl_keras.similarity.neural_similarity import similarities_of
 
 
 def convolutional():
@@ -287,15 +285,6 @@ def test_backbones_of_models_with_neighbors():
     assert dictionary.kind == "NeighborDictionary"
     assert dictionary.parameters == added.dictionary.count_params()
     assert (counted.name, counted.parameters) == ("neighbors", added.count_params())
-    (matrix,) = similarities_of(added.backbone.get_layer("first"))
-    matrix.similarity_parameters.assign(normal(9))
-    folded = fold(added)
-    assert classes_of(folded.backbone) == classes_of(backbone)
-    assert difference(added, folded, IMAGES) <= 1e-5
-    both = add_film(convert_batch_norms(model))
-    assert difference(model, both, IMAGES) == 0
-    assert any(hasattr(each, "film") for each in both.backbone.layers)
-    assert layers.BatchNormalization in classes_of(convert_batch_norms(backbone))
 
 
 PIXELS = keras.Input((2,))

@@ -11,6 +11,7 @@ from helpers import (
     randomize,
     refusing,
     reloaded,
+    stacked,
 )
 from keras import ops
 from layer_cases import built as built_kernel
@@ -347,13 +348,11 @@ def test_matrices_are_predicted_for_blocks_by_default(options, blocks):
 def test_shared_predictor_is_one_network_with_adaptations():
     shared = SharedSimilarityPredictor(SimilarityPredictor(width=7), adapted_filters=5)
     options = {"kernel_size": 3, "padding": "same", "predictor": shared}
-    model = keras.Sequential(
-        [
-            keras.Input((12, 10, 3)),
-            NeuralSimilarityConv2D(6, **options),
-            NeuralSimilarityConv2D(8, strides=2, **options),
-            NeuralSimilarityConv2D(8, **options),
-        ]
+    model = stacked(
+        (12, 10, 3),
+        NeuralSimilarityConv2D(6, **options),
+        NeuralSimilarityConv2D(8, strides=2, **options),
+        NeuralSimilarityConv2D(8, **options),
     )
     assert all(layer.predictor is shared for layer in model.layers)
     for layer, channels in zip(model.layers, (3, 6, 8), strict=True):
@@ -436,7 +435,6 @@ WITH_NORMS = SimilarityPredictor(batch_normalization=True)
 test_errors = refusing(
     (recipe_of(kind="mlp"), r"`kind` must be one of .*kind='mlp'"),
     (recipe_of(pooled="no"), r"`pooled` must be .*'no'"),
-    (recipe_of(residual="no"), r"`residual` must be .*'no'"),
     (recipe_of(batch_normalization="no"), r"`batch_normalization` must be .*'no'"),
     (recipe_of(width=0), r"`width` must be .*width=0"),
     (recipe_of(start="zero"), r"`start` must be one of .*'zero'"),

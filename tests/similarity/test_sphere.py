@@ -20,16 +20,18 @@ IMAGES = np.random.default_rng(6).normal(size=(2, 7, 6, 4))
 IMAGES[:, :3, :3] = 0  # Whole patches of zeros, where the epsilon decides.
 
 PREDICTED = [each for each in SIMILARITIES if each not in STATIC]
+#: Kinds of convolutions on images of as many axes, with 2x3x1 taps, and geometries.
 GEOMETRIES = [
-    {"padding": "same"},
-    {"strides": 2, "padding": "same"},
-    {"strides": (1, 3)},
-    {"dilation_rate": 2},
+    (SphereConv2D, {"padding": "same"}),
+    (SphereConv2D, {"strides": 2, "padding": "same"}),
+    (SphereConv2D, {"strides": (1, 3)}),
+    (SphereConv1D, {"dilation_rate": 2}),
+    (SphereConv3D, {"strides": (1, 2, 1)}),
 ]
 
 
-def make_layer(**options):
-    return SphereConv2D(
+def make_layer(kind=SphereConv2D, **options):
+    return kind(
         **{
             "filters": 6,
             "kernel_size": (2, 3),
@@ -40,32 +42,43 @@ def make_layer(**options):
     )
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_a_convolution_is_the_dense_layer_on_patches(geometry):
+@pytest.mark.parametrize(("kind", "geometry"), GEOMETRIES, ids=str)
+def test_a_convolution_is_the_dense_layer_on_patches(kind, geometry):
+    views = {SphereConv1D: IMAGES[:, :, 0], SphereConv3D: IMAGES[..., None, :]}
+    images = views.get(kind, IMAGES)
+    size, dtype = (2, 3, 1)[: images.ndim - 2], DTYPES[0]
     options = [{"normalize": each} for each in NORMALIZE]
     options += [{"response": each, "use_bias": True} for each in RESPONSES]
     for each in options:
-        layer = make_layer(dtype=DTYPES[0], **each, **geometry)
-        layer.build(IMAGES.shape)
+        layer = make_layer(kind, kernel_size=size, dtype=dtype, **each, **geometry)
+        layer.build(images.shape)
         patches = numpy_reference.patches(
-            IMAGES, layer.kernel_size, layer.strides, layer.padding, layer.dilation_rate
+            images, size, layer.strides, layer.padding, layer.dilation_rate
         )
         rows = patches.reshape(*patches.shape[:-2], -1)
-        dense = SphereDense(6, dtype=DTYPES[0], **each)
+        dense = SphereDense(6, dtype=dtype, **each)
         dense.build(rows.shape)
         if layer.curvature is not None:
             layer.curvature.assign([-0.7, 0.0, 0.01, 0.3, 0.7, 4.0])
         for ours, theirs in zip(layer.weights, dense.weights, strict=True):
             theirs.assign(ops.reshape(ours, theirs.shape))
-        assert_close(layer(IMAGES), dense(rows), TOLERANCES[DTYPES[0]], each)
+        outputs = layer(images)
+        assert layer.compute_output_shape(images.shape) == outputs.shape
+        assert_close(outputs, dense(rows), TOLERANCES[dtype], each)
 
 
-def test_normalized_kernels_alone():
-    layer, vectors = SphereDense(6, normalize="kernel"), IMAGES[:, 0, 4].astype("float32")
+@pytest.mark.parametrize("normalize", ["input", "kernel"])
+def test_a_normalized_product(normalize):
+    options = {"normalize": normalize, "activation": "softplus", "use_bias": True}
+    layer, vectors = SphereDense(6, **options), IMAGES[:, 0, 4].astype("float32")
     layer.build(vectors.shape)
-    (kernel,) = randomize(layer).get_weights()
-    kernel /= np.sqrt(np.sum(kernel**2, axis=0) + 1e-4)
-    assert_close(layer(vectors), vectors @ kernel)
+    kernel, bias = randomize(layer).get_weights()
+    expected = vectors @ kernel
+    if normalize == "kernel":
+        expected /= np.sqrt(np.sum(kernel**2, axis=0) + 1e-4)
+    else:
+        expected /= np.sqrt(np.sum(vectors**2, axis=-1, keepdims=True) + 1e-4)
+    assert_close(layer(vectors), np.log1p(np.exp(expected + bias)))
 
 
 def test_groups_are_convolutions_of_their_own():
@@ -183,48 +196,6 @@ def test_extreme_curvatures_are_finite():
         lambda images: ops.sum(layer(images)), [images], layer.trainable_variables
     ):
         assert np.all(np.isfinite(ops.convert_to_numpy(gradient)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "extra", "options", "normalize"),
-    [
-        (SphereConv1D, (), {"padding": "same", "strides": 2}, "both"),
-        (SphereConv1D, (), {"groups": 2, "dilation_rate": 2}, "input"),
-        (SphereConv3D, (1, 1), {"padding": "valid"}, "kernel"),
-        (SphereDense, (), {"activation": "softplus", "use_bias": True}, "input"),
-        (SphereDense, (), {"activation": "softplus", "use_bias": True}, "both"),
-    ],
-)
-def test_others_agree_with_two_dimensions(kind, extra, options, normalize):
-    """A line or a volume of one column is an image of one column; a dense layer has 1x1."""
-    dtype = DTYPES[0]
-    response = "learnable_sigmoid" if normalize == "both" else "cosine"
-    size = () if kind is SphereDense else ((3, *extra),)
-    flat_size = (1 if kind is SphereDense else 3, 1)
-    options = {**options, "normalize": normalize, "response": response, "dtype": dtype}
-    twin = kind(4, *size, **options)
-    for name in {"strides", "dilation_rate"} & set(options):
-        options[name] = (options[name], 1)
-    flat = SphereConv2D(4, flat_size, **options)
-    shape = (2, 7, *extra, 4)
-    twin.build(shape)
-    flat.build((2, 7, 1, 4))
-    if twin.use_bias:
-        twin.bias.assign(np.arange(4.0))
-    if response == "learnable_sigmoid":
-        twin.curvature.assign([-0.4, 0.0, 0.2, 3.0])
-    for ours, theirs in zip(twin.weights, flat.weights, strict=True):
-        theirs.assign(ops.reshape(ours, theirs.shape))
-    lines = ops.convert_to_tensor(IMAGES[:, :, 0], dtype=dtype)
-    expected = ops.convert_to_numpy(flat(lines[:, :, None]))
-    received = twin(ops.reshape(lines, shape))
-    assert twin.compute_output_shape(shape) == received.shape
-    received = np.reshape(ops.convert_to_numpy(received), expected.shape)
-    np.testing.assert_allclose(received, expected, atol=TOLERANCES[dtype])
-    assert np.ptp(received, axis=(0, 1)).min() > 0.1
-    if kind is SphereDense:
-        found = ops.convert_to_numpy(twin(lines[:, 0]))
-        np.testing.assert_allclose(found, expected[:, 0, 0], atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("normalize", ["input", "both"])

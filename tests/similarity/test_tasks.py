@@ -3,22 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from helpers import assert_close, normal, randomize
+from helpers import assert_close, normal, randomize, stacked
 
 from nsl_keras import convert, layers, predictors
 
 
 def network(seed=0):
     keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((8,)),
-            keras.layers.Dense(8, "relu"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dense(4, "relu"),
-            keras.layers.Dense(2),
-        ]
-    )
+    hidden, norm = keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()
+    return stacked((8,), hidden, norm, keras.layers.Dense(4, "relu"), keras.layers.Dense(2))
 
 
 INPUTS = normal(3, 8)
