@@ -35,13 +35,7 @@ class Blocks(keras.Model):
         self.blocks = [keras.layers.Dense(8) for _ in range(2)]
         self.dropout = keras.layers.Dropout(0.2)
         self.classifier = keras.layers.Dense(3)
-
-    def build(self, input_shape):
-        self.first.build(input_shape)
-        for each in (*self.blocks, self.classifier):
-            each.build((None, 8))
         self.shift = self.add_weight(name="shift", shape=(8,))
-        super().build(input_shape)
 
     def call(self, inputs, training=None):
         outputs = self.first(inputs) + self.shift
@@ -51,9 +45,9 @@ class Blocks(keras.Model):
 
 
 def blocks():
-    model = Blocks()
-    model.build((None, 8))
-    return model, normal(2, 8)
+    model, inputs = Blocks(), normal(2, 8)
+    model(inputs)
+    return model, inputs
 
 
 def attention():

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import DTYPES, as_numpy, assert_close, normal, randomize, reloaded
+from helpers import DTYPES, as_numpy, assert_close, normal, randomize, reloaded, stacked
 from layer_cases import static_matrix
 
 from nsl_keras import convert, similarities
@@ -130,9 +130,7 @@ def test_int8_kernels(kind, shared_by, tmp_path):
 @pytest.mark.parametrize("first", ["LoRA", "similarity"])
 def test_lora_beside_a_similarity(first, tmp_path):
     """In one layer, and in another, plain one."""
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(6, name="part"), keras.layers.Dense(2)]
-    )
+    model = stacked((8,), keras.layers.Dense(6, name="part"), keras.layers.Dense(2))
     if first == "LoRA":
         model.get_layer("part").enable_lora(2)
     model = convert.add_similarity(model, "orthogonal", inplace=True)

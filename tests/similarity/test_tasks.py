@@ -54,6 +54,7 @@ def test_a_task_in_another_copy(tmp_path):
             lambda: task(block_size=4),
             "must have the similarities, with the kinds and block",
         ),
+        (lambda: task("symmetric"), "must have the similarities, with the kinds and block"),
         (network, "must have the similarities, with the kinds and block"),
         (lambda: task(head=False), "must train the weights of the task"),
     ],
