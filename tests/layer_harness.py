@@ -277,14 +277,7 @@ def classes_of(model):
 
 def graph_of(model):
     operations = getattr(model, "operations", model.layers)  # Sequential models have none.
-    return [(type(each).__name__, name_of(each)) for each in operations]
-
-
-def name_of(operation):
-    """`clone_model` renames unnamed inputs, and Keras before 3.11 what is no layer."""
-    is_input = isinstance(operation, keras.layers.InputLayer)
-    is_layer = isinstance(operation, keras.layers.Layer)
-    return operation.name if is_layer and not is_input else None
+    return [type(each).__name__ for each in operations]
 
 
 def assert_independent(model, other, inputs):
