@@ -123,13 +123,11 @@ def test_a_copy_keeps_policies_flags_and_derived_state():
     scale = 3.0
     x = keras.layers.Lambda(lambda t: scale * t)(x)
     model = keras.Model(inputs, x)
-    model.compile(optimizer="adam", loss=lambda y, p: y - p)
     copy = copied(model)
     assert difference(model, copy, IMAGES) == 0
     assert copy.get_layer("half").dtype_policy.name == "mixed_bfloat16"
     assert not copy.get_layer("frozen").trainable
     assert copy.trainable and len(copy.trainable_variables) == 2
-    assert not copy.compiled
 
 
 def test_a_copy_keeps_the_flags_of_what_layers_hold():
@@ -245,7 +243,7 @@ def test_tied_weights_stay_tied():
         assert converted.layers[-1].source is converted.layers[-2]
         assert_predicts_as(converted, model)
     # A file would untie them.
-    with pytest.raises(ValueError, match=r"save and load.*layer 'tied'"):
+    with pytest.raises(ValueError, match="configuration does not make"):
         copied(tied(is_saved=False))
 
 
@@ -273,11 +271,3 @@ def test_ragged_inputs_stay_ragged():
     model = keras.Sequential([inputs, keras.layers.BatchNormalization()])
     for convert in (nsl_keras.convert.convert_batch_norms, nsl_keras.convert.add_film):
         assert convert(model).inputs[0].ragged
-
-
-def test_paths_stay():
-    inside = nsl_keras.layers.NeuralSimilarityConv2D(2, 3, name="inside")
-    parts = [keras.layers.TimeDistributed(inside, name="frames")]
-    model = keras.Sequential([keras.Input((2, 8, 8, 2)), *parts], name="model")
-    paths = [each.path for each in nsl_keras.convert.fold(model).weights]
-    assert paths == ["model/frames/inside/kernel", "model/frames/inside/bias"]

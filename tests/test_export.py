@@ -221,8 +221,8 @@ def neighborhood(entries=6):
     return nsl_keras.MetaNeighborhoodModel(None, keras.layers.Dense(2), entries)
 
 
-def few_entries():
-    model = neighborhood(3)
+def few_entries(entries=3):
+    model = neighborhood(entries)
     model.build((None, 4))
     return model
 
@@ -269,11 +269,7 @@ def test_nothing_is_overwritten(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Between JAX and TensorFlow.
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="Others export on TensorFlow")
 def test_models_of_jax(tmp_path):
-    model = nsl_keras.MetaNeighborhoodModel(
-        None, nsl_keras.layers.CosineDense(3), dictionary=20
-    )
-    model.build((None, 4))
-    x = normal(5, 4)
+    model, x = few_entries(20), normal(5, 4)
     served = exported(model, tmp_path, examples=x)
     serve, neighbors = (served.signatures[n] for n in ("serving_default", "neighbors"))
     found = serve(inputs=tf.constant(x))["output_0"]
@@ -290,8 +286,7 @@ def test_models_of_jax(tmp_path):
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has no symbols")
 def test_jax_exports_convolutions_of_images_of_unknown_sizes(tmp_path):
     sphere = nsl_keras.layers.SphereConv2D(4, 3, padding="same")
-    convolutions = [sphere, convolution(), convolution(predictor="sphere")]
-    for number, layer in enumerate(convolutions):
+    for number, layer in enumerate([sphere, convolution(predictor="sphere")]):
         model = stacked(OF_ANY_SIZE, layer)
         model.export(tmp_path / str(number), verbose=False)
         served = tf.saved_model.load(str(tmp_path / str(number)))

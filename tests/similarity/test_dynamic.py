@@ -36,8 +36,6 @@ SOME_GEOMETRIES = [
 ALL_GEOMETRIES = [
     *SOME_GEOMETRIES,
     {"kernel_size": 1, "padding": "same", "strides": 2},
-    {"kernel_size": (4, 2, 3), "padding": "same", "strides": 2},
-    {"kernel_size": (2, 3, 2), "strides": (3, 1, 2)},
     {"kernel_size": (2, 3, 2), "padding": "same", "dilation_rate": (3, 1, 2)},
     {"kernel_size": (12, 1, 1), "padding": "same", "strides": 2},  # Above the image.
 ]
@@ -250,7 +248,7 @@ def at_each_position(predictor, context):
     return [keras.layers.Conv2D(context.outputs, 1)]
 
 
-DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
+DYNAMIC = {"predictor": "sphere"}
 
 
 @pytest.mark.parametrize(
@@ -275,10 +273,6 @@ DYNAMIC, BLOCKS = {"predictor": "sphere"}, SimilarityPredictor(downsampling=2)
         (
             {"predictor": keras.layers.Conv2D(81, 3)},
             r"`predictor.output_shape` must be 9, the .*\(2, 7, 9, 81\)",
-        ),
-        (
-            {"predictor": BLOCKS, "dilation_rate": 2},
-            r"without `downsampling`, except in convolutions without dilation",
         ),
         (
             {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},

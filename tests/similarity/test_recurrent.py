@@ -194,10 +194,6 @@ IN_CELL = "`similarity` must be without .* in a recurrent cell"
             IN_CELL,
         ),
         (
-            {"similarity": similarities.Diagonal(learn_shape=True)},
-            IN_CELL,
-        ),
-        (
             {"similarity": similarities.Diagonal(shared_by=2)},
             IN_CELL + r".*\(2, False, None\)",
         ),

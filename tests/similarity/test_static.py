@@ -15,7 +15,6 @@ from layer_cases import (
     SIMILARITIES,
     TOLERANCES,
     built,
-    cut,
     static_matrix,
     with_arguments,
 )
@@ -26,7 +25,6 @@ from nsl_keras import layers, similarities
 GEOMETRIES = {
     "conv1d": [
         {"padding": "causal", "dilation_rate": 2},
-        {"padding": "causal", "strides": 2},
     ],
     "conv2d": [
         {"padding": "same", "strides": 2},
@@ -37,7 +35,6 @@ GEOMETRIES = {
     "depthwise": [{"dilation_rate": 2}],
     "separable": [],
     "transposed": [
-        {"padding": "same", "strides": 2},
         {"padding": "same", "strides": 3, "output_padding": 1},
         {"strides": 2, "output_padding": 1},
     ],
@@ -124,16 +121,13 @@ def test_several_matrices_in_a_layer(name):
         check(name, "sparse_of_3", {"kernel_size": 2, "groups": 2}, shared_by=2)
 
 
-@pytest.mark.parametrize("name", ["conv2d", "depthwise"])
-def test_bias_goes_along_the_channels_where_the_width_equals_the_filters(name):
-    kind, _, shape = KERNELS[name]
-    options = {"padding": "same", "bias_initializer": "normal"}
-    layer = kind(**cut(name, options), data_format="channels_first")
-    inputs = normal(2, 4, *[12] * (len(shape) - 2))
+def test_bias_goes_along_the_channels_where_the_width_equals_the_filters():
+    options = {"padding": "same", "data_format": "channels_first"}
+    layer = layers.NeuralSimilarityConv2D(12, 3, bias_initializer="normal", **options)
+    inputs = normal(2, 4, 12, 12)
     with_bias, bias = as_numpy(layer(inputs)), as_numpy(layer.bias)
     layer.bias.assign(np.zeros(12))
-    expected = as_numpy(layer(inputs)) + bias.reshape(-1, *[1] * (len(shape) - 2))
-    assert_close(with_bias, expected, 1e-5)
+    assert_close(with_bias, as_numpy(layer(inputs)) + bias[:, None, None], 1e-5)
 
 
 test_errors = refusing(
@@ -144,7 +138,6 @@ test_errors = refusing(
         "`shared_by` must be a divisor of the 4 channels .*=3",
     ),
     (lambda: made("depthwise", "full"), "shared .*'Full'"),
-    (lambda: made("dense", "full"), "`similarity` must be shared .*'Full'"),
 )
 
 
