@@ -178,6 +178,7 @@ def test_layers_fold_into_keras_layers(name):
     expected = layer(inputs, mask=mask)
     folded = layer.fold()
     assert (type(folded), folded.name) == (plain, layer.name)
+    assert type(folded.cell) is layer.cell.plain
     for other in (folded, keras.layers.RNN(layer.cell, **OPTIONS)):
         for one, two in zip(other(inputs, mask=mask), expected, strict=True):
             assert_close(one, two, 10 * TOLERANCES[DTYPES[0]])

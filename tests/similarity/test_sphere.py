@@ -1,4 +1,4 @@
-"""Hyperspherical layers, against plain loops and the authors' numbers."""
+"""Hyperspherical layers, against each other and the authors' numbers."""
 
 import functools
 
