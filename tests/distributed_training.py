@@ -63,6 +63,12 @@ def neighborhoods():
     )
 
 
+def linear():
+    return nsl_keras.MetaNeighborhoodModel(
+        None, layers.CosineDense(3), layers.NeighborDictionary(12, dropout=0.0)
+    )
+
+
 def maml():
     return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=1)
 
@@ -74,8 +80,8 @@ def adapted():
     return nsl_keras.convert.add_similarity(model, "orthogonal", **options)
 
 
-def train(strategy, make, x=images, y=labels, rate=0.002):
-    """Trains for two epochs, and reports all."""
+def fit(strategy, make, x, y, batch, rate=0.002, **options):
+    """A model after two epochs, and what `fit` returns."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = make()
@@ -85,13 +91,22 @@ def train(strategy, make, x=images, y=labels, rate=0.002):
             metrics=["accuracy"],
             jit_compile=False,
         )
-    options = {"batch_size": BATCH, "verbose": 0}
-    history = model.fit(x, y, epochs=2, shuffle=False, **options).history
+    options |= {"batch_size": batch, "shuffle": False, "verbose": 0}
+    return model, model.fit(x, y, epochs=2, **options)
+
+
+def weights_of(model):
     weights = [each for each in model.weights if "seed" not in each.path]
+    return np.concatenate([np.ravel(each.numpy()) for each in weights]).tolist()
+
+
+def train(strategy, make, x=images, y=labels, **options):
+    """Trains, and reports all."""
+    model, found = fit(strategy, make, x, y, BATCH, **options)
     return {
-        **history,
-        "predictions": model.predict(x, **options).ravel().tolist(),
-        "weights": np.concatenate([np.ravel(each.numpy()) for each in weights]).tolist(),
+        **found.history,
+        "predictions": model.predict(x, batch_size=BATCH, verbose=0).ravel().tolist(),
+        "weights": weights_of(model),
     }
 
 
@@ -102,6 +117,12 @@ TRAININGS = {
 
 if not WORKERS:  # Keras's own models do not predict on several workers.
     TRAININGS["adapted"] = {"make": adapted, "rate": 0.05}
+
+
+def uneven(strategy, **options):
+    """Weights after batches of seven, of which one replica takes four."""
+    given = images[:7].reshape(7, -1), labels[:7]
+    return weights_of(fit(strategy, linear, *given, batch=7, **options)[0])
 
 
 def drawn():
@@ -119,4 +140,6 @@ if WORKERS:
 else:
     one = tf.distribute.get_strategy()
     found["one"] = {name: train(one, **each) for name, each in TRAININGS.items()}
+    share = np.array([7 / (2 * 4)] * 4 + [7 / (2 * 3)] * 3)
+    found["uneven"] = [uneven(several), uneven(one, sample_weight=share)]
 print(json.dumps(found))

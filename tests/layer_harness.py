@@ -35,16 +35,11 @@ from nsl_keras.similarity.neural_similarity import similarities_of
 class LayerCase:
     """A layer and what to expect of it.
 
-    Attributes:
-        name: Name of the test case.
-        make: Returns a new layer; takes keyword arguments for its constructor.
-        input_shape: Shape of an input without the batch axis, channels last.
-        trainable: Number of trainable weights (arrays, not entries).
-        non_trainable: Number of non-trainable weights.
-        channels_first: Arguments that make the layer take channels first; `None` if it
-            cannot.
-        unknown_sizes: Whether spatial sizes may be unknown.
-        full_precision: Whether the layer stays in float32 under mixed precision.
+    `make` takes keyword arguments for the constructor; `input_shape` has no batch axis, and
+    its channels are last. `trainable` and `non_trainable` count weights (arrays, not
+    entries). `channels_first` are the arguments that make the layer take channels first, if
+    it can. Spatial sizes may have `unknown_sizes`, and a layer of `full_precision` stays in
+    float32 under mixed precision.
     """
 
     name: str

@@ -57,6 +57,8 @@ def test_replicas_and_workers_equal_one_device():
     found = on_tensorflow()
     assert "adapted" in found["several"]
     assert_equal(found["one"], found["several"])
+    # The mean of the replicas' means, as in Keras.
+    np.testing.assert_allclose(*found["uneven"], rtol=1e-5, atol=1e-5)
     first, second = from_workers()
     for worker in (first, second):
         assert_equal(found["one"], worker["several"])

@@ -39,10 +39,6 @@ DYNAMIC = {
         "similarity": "positive_semidefinite",
         "predictor": SimilarityPredictor("cnn", downsampling=2, batch_normalization=False),
     },
-    "symmetric_pooled": {
-        "similarity": "symmetric",
-        "predictor": SimilarityPredictor(pooled=True),
-    },
 }
 
 

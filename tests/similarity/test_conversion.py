@@ -157,6 +157,7 @@ def test_layers_that_are_left_alone(plain):
     first = add_similarity(plain, layers=["first"])
     both = add_similarity(first, predictor="cnn", layers=["second"])
     assert converted(both) == ["first", "second"]
+    assert all("second" in each.path for each in both.trainable_variables)
     assert difference(plain, both, IMAGES) <= 1e-5
     assert both.get_layer("first").predictor is None
 
@@ -237,13 +238,6 @@ def test_a_backbone_that_is_not_frozen():
     plain.trainable = False
     model = add_similarity(plain, freeze_backbone=False)
     assert trainable_names(model) == ["similarity"] * 3
-
-
-def test_similarities_that_were_there_before_are_frozen_too():
-    old = layers.NeuralSimilarityConv2D(4, 3, name="old")
-    plain = stack(old, keras.layers.Conv2D(4, 3))
-    (trained,) = add_similarity(plain).trainable_variables
-    assert "old" not in trained.path and trained.name == "similarity"
 
 
 def test_a_frozen_network_with_layers_that_hold_others():

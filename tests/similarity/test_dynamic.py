@@ -14,13 +14,7 @@ from helpers import (
     refusing,
     run_litert,
 )
-from layer_cases import (
-    SIMILARITIES,
-    TOLERANCES,
-    built,
-    by_formula,
-    predicted_matrix,
-)
+from layer_cases import SIMILARITIES, TOLERANCES, built, by_formula, predicted_matrix
 
 from nsl_keras import layers
 from nsl_keras.layers import NeuralSimilarityConv1D, NeuralSimilarityConv2D

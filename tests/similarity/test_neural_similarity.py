@@ -5,22 +5,9 @@ import inspect
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    DTYPES,
-    as_numpy,
-    assert_close,
-    assert_equal,
-    gradients,
-    reloaded,
-)
+from helpers import DTYPES, as_numpy, assert_close, assert_equal, gradients, reloaded
 from keras import ops
-from layer_cases import (
-    TOLERANCES,
-    built,
-    by_formula,
-    predicted_matrix,
-    with_arguments,
-)
+from layer_cases import TOLERANCES, built, by_formula, predicted_matrix, with_arguments
 
 from nsl_keras import layers, similarities
 from nsl_keras.layers import NeuralSimilarityConv2D

@@ -3,14 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    DTYPES,
-    assert_all_equal,
-    assert_close,
-    assert_equal,
-    randomize,
-    values,
-)
+from helpers import DTYPES, assert_all_equal, assert_close, assert_equal, randomize, values
 from keras import ops
 from layer_cases import TOLERANCES, identity_parameters, to_matrix
 

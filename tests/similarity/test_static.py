@@ -3,13 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    DTYPES,
-    as_numpy,
-    assert_close,
-    normal,
-    refusing,
-)
+from helpers import DTYPES, as_numpy, assert_close, normal, refusing
 from layer_cases import (
     KERNELS,
     SIMILARITIES,
