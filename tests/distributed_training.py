@@ -24,12 +24,13 @@ else:
 assert several.num_replicas_in_sync == 2
 
 import keras
+from helpers import stacked
 
 import nsl_keras
 
 layers = nsl_keras.layers
 
-EXAMPLES, BATCH = 32, 8
+EXAMPLES, BATCH = 16, 8
 
 generator = np.random.default_rng(0)
 images = generator.normal(size=(EXAMPLES, 8, 8, 1)).astype("float32")
@@ -41,15 +42,8 @@ of_episodes = (episodes.support_images, episodes.support_labels, episodes.query_
 
 
 def network(*convolution, units=3):
-    return keras.Sequential(
-        [
-            keras.Input((8, 8, 1)),
-            *convolution,
-            keras.layers.Activation("relu"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(units, kernel_regularizer="l2"),
-        ]
-    )
+    end = keras.layers.Flatten(), keras.layers.Dense(units, kernel_regularizer="l2")
+    return stacked((8, 8, 1), *convolution, keras.layers.Activation("relu"), *end)
 
 
 def neighborhoods():
@@ -79,14 +73,10 @@ def maml():
     return nsl_keras.few_shot.MAML(network(keras.layers.Conv2D(4, 3)), inner_steps=1)
 
 
-def attention():
-    """Adapted in place, with a rotation of each layer's features."""
-    inputs = keras.Input((8, 8, 1))
-    tokens = keras.layers.Reshape((8, 8))(inputs)
-    outputs = keras.layers.MultiHeadAttention(2, 4)(tokens, tokens)
-    outputs = keras.layers.Dense(3)(keras.layers.Flatten()(outputs))
-    options = {"block_size": 4, "freeze_backbone": "features", "inplace": True}
-    model = keras.Model(inputs, outputs)
+def adapted():
+    """Adapted in place, with a rotation of each kernel's taps."""
+    options = {"freeze_backbone": "features", "inplace": True}
+    model = network(keras.layers.Conv2D(4, 3))
     return nsl_keras.convert.add_similarity(model, "orthogonal", **options)
 
 
@@ -126,7 +116,7 @@ TRAININGS = {
 }
 
 if not WORKERS:  # Keras's own models do not predict on several workers.
-    TRAININGS["attention"] = {"make": attention, "rate": 0.05}
+    TRAININGS["adapted"] = {"make": adapted, "rate": 0.05}
 
 
 def uneven(strategy, **options):

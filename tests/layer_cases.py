@@ -68,9 +68,9 @@ def film(**options):
     return layers.InstanceFiLM(5, **options)
 
 
-def dense(name, shape, trainable, non_trainable=0, jumps=(), **arguments):
+def dense(name, shape, trainable, non_trainable=0, **arguments):
     make = partial(layers.NeuralSimilarityDense, 5, **arguments)
-    return LayerCase(f"dense_{name}", make, shape, trainable, non_trainable, jumps=jumps)
+    return LayerCase(f"dense_{name}", make, shape, trainable, non_trainable)
 
 
 def recurrent(name, trainable, kind, **arguments):
@@ -84,26 +84,22 @@ def recurrent(name, trainable, kind, **arguments):
     return LayerCase(name, make, (3, 6), trainable)
 
 
-def spatial(
-    name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=True, jumps=()
-):
+def spatial(name, make, trainable, non_trainable=0, shape=IMAGE, unknown_sizes=True):
     """A layer on images, of either data format."""
     first = {"data_format": "channels_first"}
-    counts = trainable, non_trainable
-    return LayerCase(name, make, shape, *counts, first, unknown_sizes, jumps=jumps)
+    return LayerCase(name, make, shape, trainable, non_trainable, first, unknown_sizes)
 
 
-def conv2d(name, trainable, non_trainable=0, unknown_sizes=True, jumps=(), **arguments):
+def conv2d(name, trainable, non_trainable=0, unknown_sizes=True, **arguments):
     name, make = f"conv2d_{name}", convolution(**arguments)
-    return spatial(name, make, trainable, non_trainable, IMAGE, unknown_sizes, jumps)
+    return spatial(name, make, trainable, non_trainable, IMAGE, unknown_sizes)
 
 
 SAME, UNCONSTRAINED = {"padding": "same"}, {"similarity": "unconstrained"}
 IN_BLOCKS = predictors.SimilarityPredictor(downsampling=3, residual=False)
-JUMPS = ("similarity", "shape")
 SPARSE = similarities.Sparse(5, learn_shape=True, regularizer="l1")
 SHAPED = similarities.Diagonal(learn_shape=True)
-FOR_EACH_FILTER = similarities.Symmetric(shared_by="filter")
+FULL = similarities.Full(shared_by="filter")
 TRANSPOSED = layers.NeuralSimilarityConv2DTranspose
 DEPTHWISE = partial(layers.NeuralSimilarityDepthwiseConv2D, depth_multiplier=2)
 SEPARABLE = partial(layers.NeuralSimilaritySeparableConv2D, 6, (2, 3))
@@ -111,17 +107,14 @@ CONV1D, CONV3D = layers.NeuralSimilarityConv1D, layers.NeuralSimilarityConv3D
 CONVOLUTIONS = [
     conv2d("static_diagonal", 3, **SAME, activation="relu"),
     conv2d("static_groups", 3, **UNCONSTRAINED, **SAME, groups=2, strides=2),
-    conv2d("static_sparse_learned_shape", 4, similarity=SPARSE, jumps=JUMPS),
-    conv2d("static_for_each_filter", 3, similarity=FOR_EACH_FILTER, **SAME),
-    conv2d("static_full", 3, similarity="full", groups=2, **SAME, unknown_sizes=False),
+    conv2d("static_sparse_learned_shape", 4, similarity=SPARSE),
+    conv2d("static_full", 3, similarity=FULL, groups=2, **SAME, unknown_sizes=False),
     conv2d("sphere_diagonal", 8, 6, predictor="sphere", strides=2, **SAME),
     conv2d("in_blocks", 5, **UNCONSTRAINED, predictor=IN_BLOCKS, kernel_size=(2, 3)),
-    conv2d("cnn", 6, 3, **UNCONSTRAINED, predictor="cnn", unknown_sizes=False),
     spatial(
         "conv2d_shared",
         with_predictor(shared(), convolution(strides=2, similarity=SHAPED)),
         6,
-        jumps=JUMPS,
     ),
     spatial(
         "conv2d_transpose_static",
@@ -144,7 +137,6 @@ CONVOLUTIONS = [
         partial(DEPTHWISE, (2, 3), similarity="symmetric", predictor="sphere"),
         4,
     ),
-    spatial("separable_static", partial(SEPARABLE, depth_multiplier=2, **SAME), 4),
     spatial("separable_sphere", partial(SEPARABLE, predictor="sphere"), 9, 6),
 ]
 
@@ -169,7 +161,6 @@ OTHER_IMAGES = [
         for similarity, trainable in (
             ("diagonal", 1),
             ("predicted_mask", 2),
-            ("attention", 2),
             ("softmax_attention", 4),
         )
     ),
@@ -202,12 +193,10 @@ VECTORS_AND_SEQUENCES = [
         similarity=similarities.Symmetric(learn_shape=True),
         block_size=4,
         predictor="cnn",
-        jumps=JUMPS,
     ),
     recurrent(
         "simple_rnn_static", 5, layers.NeuralSimilaritySimpleRNNCell, similarity="symmetric"
     ),
-    recurrent("gru_dynamic_sphere", 7, layers.NeuralSimilarityGRUCell, predictor="sphere"),
     recurrent(
         *("lstm_dynamic_cnn_dropout", 7, layers.NeuralSimilarityLSTMCell),
         similarity="unconstrained",
@@ -289,12 +278,9 @@ def to_matrix(similarity, parameters):
     if kind == "Symmetric":
         return (parameters + np.swapaxes(parameters, -1, -2)) / 2
     if kind == "PositiveSemidefinite":
-        taps = next(t for t in range(99) if t * (t + 1) // 2 == parameters.shape[-1])
-        factor = np.zeros((*parameters.shape[:-1], taps, taps))
-        entries = iter(range(parameters.shape[-1]))
-        for row in range(taps):
-            for column in range(row + 1):
-                factor[..., row, column] = parameters[..., next(entries)]
+        size = next(t for t in range(99) if t * (t + 1) // 2 == parameters.shape[-1])
+        factor = np.zeros((*parameters.shape[:-1], size, size))
+        factor[(..., *np.tril_indices(size))] = parameters
         return factor @ np.swapaxes(factor, -1, -2)
     if kind == "Orthogonal":
         size = next(t for t in range(99) if t * (t - 1) // 2 == parameters.shape[-1])

@@ -9,7 +9,6 @@ checks leave out what TensorFlow shows as well: each layer is traced, and traine
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -36,17 +35,11 @@ from nsl_keras.similarity.neural_similarity import similarities_of
 class LayerCase:
     """A layer and what to expect of it.
 
-    Attributes:
-        name: Name of the test case.
-        make: Returns a new layer; takes keyword arguments for its constructor.
-        input_shape: Shape of an input without the batch axis, channels last.
-        trainable: Number of trainable weights (arrays, not entries).
-        non_trainable: Number of non-trainable weights.
-        channels_first: Arguments that make the layer take channels first; `None` if it
-            cannot.
-        unknown_sizes: Whether spatial sizes may be unknown.
-        full_precision: Whether the layer stays in float32 under mixed precision.
-        jumps: Names of variables that outputs depend on by jumps.
+    `make` takes keyword arguments for the constructor; `input_shape` has no batch axis, and
+    its channels are last. `trainable` and `non_trainable` count weights (arrays, not
+    entries). `channels_first` are the arguments that make the layer take channels first, if
+    it can. Spatial sizes may have `unknown_sizes`, and a layer of `full_precision` stays in
+    float32 under mixed precision.
     """
 
     name: str
@@ -57,7 +50,6 @@ class LayerCase:
     channels_first: dict[str, Any] | None = None
     unknown_sizes: bool = False
     full_precision: bool = False
-    jumps: tuple[str, ...] = ()
 
     def inputs(self, batch=3):
         return normal(batch, *self.input_shape, seed=7)
@@ -82,10 +74,9 @@ def check_layer(case, folder):
     check_shapes_and_weights(case, model, outputs)
     check_half_precision(case, model, outputs, "float16", 0.02)
     if IS_TENSORFLOW:
-        check_config(model.layers[-1])
         check_keras_file(model, inputs, outputs, folder / f"{case.name}.keras")
         check_data_formats(case, model, outputs)
-        check_frozen_copy(case)
+        check_copies(case)
         check_gradients(case)
         check_fold(case, model, outputs)
 
@@ -97,15 +88,6 @@ def check_compiled(case, folder):
         check_half_precision(case, model, model(case.inputs()), "bfloat16", 0.1)
         check_saved_model(case, model, folder / case.name)
     check_training(case, model)  # Last: it changes the weights.
-
-
-def check_config(layer):
-    config = layer.get_config()
-    json.dumps(config)  # Raises for anything that a file cannot hold.
-    expected = without_identity(config)
-    serialized = keras.saving.serialize_keras_object(layer)
-    again = keras.saving.deserialize_keras_object(serialized)
-    assert without_identity(again.get_config()) == expected
 
 
 def without_identity(config):
@@ -148,9 +130,11 @@ def check_keras_file(model, inputs, outputs, path):
         part.trainable = True
 
 
-def check_frozen_copy(case):
-    """A frozen layer stays frozen in a copy, with all that it made in `build`."""
+def check_copies(case):
+    """A copy has the same config; a frozen layer stays frozen, with all that it made."""
     layer = case.make()
+    again = type(layer).from_config(layer.get_config())
+    assert without_identity(again.get_config()) == without_identity(layer.get_config())
     layer.trainable = False
     copy = type(layer).from_config(layer.get_config())
     copy(keras.Input(case.input_shape))
@@ -197,7 +181,11 @@ def check_gradients(case):
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
     inputs = keras.ops.convert_to_tensor(case.inputs(2), "float64")
-    check_layer_gradients(model.layers[-1], inputs, 1e-7, 1e-5, skip=case.jumps)
+    layer = model.layers[-1]
+    # Outputs depend by jumps on a learned shape, and on a sparse similarity.
+    shaped = any(each.name == "shape" for each in layer.variables)
+    skip = ("similarity", "shape") if shaped else ()
+    check_layer_gradients(layer, inputs, 1e-7, 1e-5, skip)
 
 
 def check_fold(case, model, outputs):
@@ -284,14 +272,7 @@ def classes_of(model):
 
 def graph_of(model):
     operations = getattr(model, "operations", model.layers)  # Sequential models have none.
-    return [(type(each).__name__, name_of(each)) for each in operations]
-
-
-def name_of(operation):
-    """`clone_model` renames unnamed inputs, and Keras before 3.11 what is no layer."""
-    is_input = isinstance(operation, keras.layers.InputLayer)
-    is_layer = isinstance(operation, keras.layers.Layer)
-    return operation.name if is_layer and not is_input else None
+    return [type(each).__name__ for each in operations]
 
 
 def assert_independent(model, other, inputs):

@@ -6,7 +6,7 @@ import types
 import keras
 import numpy as np
 import pytest
-from helpers import keras_3_15
+from helpers import Subclassed, keras_3_15, stacked
 from keras import ops
 from layer_harness import difference
 
@@ -21,14 +21,10 @@ IMAGES = RNG.normal(size=(3, 8, 8, 2)).astype("float32")
 
 @pytest.mark.jax
 def test_unfrozen_restores_each_flag():
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(3, name="frozen"),
-            keras.layers.BatchNormalization(),
-            keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2, name="last")]),
-            nsl_keras.layers.NeuralSimilarityDense(2, kernel_trainable=False),
-        ]
+    model = stacked(
+        *((4,), keras.layers.Dense(3), keras.layers.BatchNormalization()),
+        keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)]),
+        nsl_keras.layers.NeuralSimilarityDense(2, kernel_trainable=False),
     )
     model.layers[0].trainable = False
     model.layers[-2].layers[1].kernel.trainable = False
@@ -56,40 +52,7 @@ class ScaledStack(Scaled, keras.Sequential):
     pass
 
 
-class ScaledTask(Scaled, keras.Model):
-    def __init__(self, classes):
-        inputs = keras.Input((8, 8, 2))
-        super().__init__(inputs, keras.layers.Conv2D(classes, 3)(inputs))
-
-    def get_config(self):
-        return {"classes": 2}
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
-
-
-class Own(keras.Model):
-    """Neither functional nor registered; it holds layers in a list."""
-
-    def __init__(self, classes, **kwargs):
-        super().__init__(**kwargs)
-        self.parts = [keras.layers.Flatten(), keras.layers.Dense(classes)]
-
-    def call(self, inputs):
-        for part in self.parts:
-            inputs = part(inputs)
-        return inputs
-
-    def get_config(self):
-        return super().get_config() | {"classes": 2}
-
-
-CONVERSIONS = (
-    nsl_keras.convert.add_similarity,
-    nsl_keras.convert.fold,
-    nsl_keras.convert.convert_batch_norms,
-)
+CONVERSIONS = (nsl_keras.convert.add_similarity, nsl_keras.convert.convert_batch_norms)
 
 
 def assert_predicts_as(converted, model):
@@ -109,7 +72,7 @@ def test_the_class_is_kept(convert):
 
 def test_copies_of_other_models():
     built_by_a_call = keras.Sequential([keras.layers.Conv2D(3, 3), keras.layers.ReLU()])
-    for model in (ScaledTask(2), Own(2), built_by_a_call):
+    for model in (Subclassed(), built_by_a_call):
         model(IMAGES)
         assert type(copied(model)) is type(model)
         assert_predicts_as(copied(model), model)
@@ -139,28 +102,15 @@ def test_functions_that_are_not_registered_are_passed_on():
 
 @keras_3_15
 def test_functions_of_parts_are_passed_on():
-    layers = [
-        keras.layers.Flatten(),
-        keras.layers.BatchNormalization(beta_regularizer=twice, gamma_constraint=twice),
-    ]
-    backbone = keras.Sequential([keras.Input((8, 8, 2)), *layers])
-    head = keras.Sequential(
-        [keras.layers.Dense(4, twice), keras.layers.Dense(2, kernel_constraint=twice)]
-    )
+    norm = keras.layers.BatchNormalization(beta_regularizer=twice, gamma_constraint=twice)
+    backbone = stacked((8, 8, 2), keras.layers.Flatten(), norm)
+    parts = [keras.layers.Dense(4, twice), keras.layers.Dense(2, kernel_constraint=twice)]
+    head = keras.Sequential(parts)
     model = nsl_keras.MetaNeighborhoodModel(backbone, head, 4)
     model.build((None, 8, 8, 2))
     converted = nsl_keras.convert.convert_batch_norms(model)
     for each in (converted, nsl_keras.convert.fold(converted)):
         assert_predicts_as(each, model)
-    classifier = keras.Sequential([backbone, keras.layers.Dense(3, bias_constraint=twice)])
-    learner = nsl_keras.few_shot.Finetuner(classifier, 2, steps=1)
-    assert learner.adapt(IMAGES, [0, 1, 1]).predict(IMAGES, verbose=0).shape == (3, 2)
-    both = keras.layers.Bidirectional(
-        nsl_keras.layers.NeuralSimilarityGRU(2),
-        backward_layer=keras.layers.GRU(2, bias_constraint=twice, go_backwards=True),
-    )
-    model = keras.Sequential([keras.Input((8, 2)), both])
-    assert difference(model, nsl_keras.convert.fold(model), IMAGES[0]) < 1e-6
 
 
 def test_a_copy_keeps_policies_flags_and_derived_state():
@@ -173,13 +123,11 @@ def test_a_copy_keeps_policies_flags_and_derived_state():
     scale = 3.0
     x = keras.layers.Lambda(lambda t: scale * t)(x)
     model = keras.Model(inputs, x)
-    model.compile(optimizer="adam", loss=lambda y, p: y - p)
     copy = copied(model)
     assert difference(model, copy, IMAGES) == 0
     assert copy.get_layer("half").dtype_policy.name == "mixed_bfloat16"
     assert not copy.get_layer("frozen").trainable
     assert copy.trainable and len(copy.trainable_variables) == 2
-    assert not copy.compiled
 
 
 def test_a_copy_keeps_the_flags_of_what_layers_hold():
@@ -214,19 +162,7 @@ def test_a_frozen_part_of_a_copy_can_be_unfrozen(wrap):
     assert len(similar.trainable_variables) == len(again.trainable_variables) == 3
 
 
-@keras_3_15
-def test_a_copy_keeps_sparse_and_optional_inputs():
-    image = keras.Input((8, 8, 2))
-    given = keras.Input((4,), sparse=True, optional=True)
-    model = keras.Model([image, given], [keras.layers.ReLU()(image), given])
-    copy = copied(model)
-    assert [each.sparse for each in copy.inputs] == [False, True]
-    assert copy([IMAGES, None])[1] is None
-    stack = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(2)])
-    assert copied(stack).inputs[0].sparse
-
-
-@pytest.mark.parametrize("change", ["LoRA", "int8", "float8"])
+@pytest.mark.parametrize("change", ["LoRA", "int8"])
 def test_copies_of_changed_layers(change):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, name="dense")])
     (layer,) = model.layers
@@ -258,11 +194,6 @@ def test_what_cannot_be_copied_is_named():
     with pytest.raises(ValueError, match="Keras can save and load") as found:
         copied(keras.Sequential(parts))
     assert "Unknown" in str(found.value.__cause__)
-    regularizer = type("Unsaved", (keras.regularizers.Regularizer,), {"__call__": sum})()
-    layer = keras.layers.Conv2D(2, 3, name="held", kernel_regularizer=regularizer)
-    with pytest.raises(ValueError, match="Keras can save and load") as found:
-        nsl_keras.convert.add_similarity(keras.Sequential([keras.Input((8, 8, 1)), layer]))
-    assert "Unsaved" in str(found.value.__cause__)
 
 
 def test_names_of_functions_stay():
@@ -280,51 +211,41 @@ def test_names_of_functions_stay():
 class Tied(keras.layers.Layer):
     """Holds another layer, and computes with its kernel."""
 
-    def __init__(self, source, **kwargs):
+    def __init__(self, source, is_saved=True, **kwargs):
         super().__init__(**kwargs)
-        self.source = source
+        self.source, self.is_saved = source, is_saved
 
     def call(self, inputs):
         return ops.matmul(inputs, ops.transpose(self.source.kernel))
 
     def get_config(self):
-        source = keras.saving.serialize_keras_object(self.source)
+        source = keras.saving.serialize_keras_object(self.source) if self.is_saved else None
         return super().get_config() | {"source": source}
 
     @classmethod
     def from_config(cls, config):
         source = keras.saving.deserialize_keras_object(config["source"])
+        if source is None:
+            source = keras.layers.Dense(5)
+            source.build((None, 144))
         return cls(**config | {"source": source})
 
 
-def test_tied_weights_stay_tied():
+def tied(**options):
     inputs, dense = keras.Input((8, 8, 2)), keras.layers.Dense(5)
     hidden = dense(keras.layers.Flatten()(keras.layers.Conv2D(4, 3)(inputs)))
-    model = keras.Model(inputs, Tied(dense)(hidden))
+    return keras.Model(inputs, Tied(dense, name="tied", **options)(hidden))
+
+
+def test_tied_weights_stay_tied():
+    model = tied()
     for convert in CONVERSIONS:
         converted = convert(model)
         assert converted.layers[-1].source is converted.layers[-2]
         assert_predicts_as(converted, model)
-
-
-def test_tied_weights_that_a_file_unties_are_refused():
-    class Untied(Tied):
-        """Its config describes a new layer."""
-
-        def get_config(self):
-            return keras.layers.Layer.get_config(self)
-
-        @classmethod
-        def from_config(cls, config):
-            source = keras.layers.Dense(5)
-            source.build((None, 144))
-            return cls(source, **config)
-
-    inputs, dense = keras.Input((144,)), keras.layers.Dense(5)
-    model = keras.Model(inputs, Untied(dense)(dense(inputs)))
-    with pytest.raises(ValueError, match="Keras can save and load") as found:
-        copied(model)
-    assert "could not be loaded" in str(found.value.__cause__)
+    # A file would untie them.
+    with pytest.raises(ValueError, match="Keras can save and load"):
+        copied(tied(is_saved=False))
 
 
 def test_a_predictor_shared_across_a_nested_model_stays_shared():
@@ -332,9 +253,7 @@ def test_a_predictor_shared_across_a_nested_model_stays_shared():
     convolution = functools.partial(
         nsl_keras.layers.NeuralSimilarityConv2D, 2, 3, padding="same", predictor=shared
     )
-    inner = keras.Sequential(
-        [keras.Input((8, 8, 2)), convolution(), keras.layers.BatchNormalization()]
-    )
+    inner = stacked((8, 8, 2), convolution(), keras.layers.BatchNormalization())
     end = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((8, 8, 2)), inner, convolution(), *end])
     for convert in (
@@ -353,11 +272,3 @@ def test_ragged_inputs_stay_ragged():
     model = keras.Sequential([inputs, keras.layers.BatchNormalization()])
     for convert in (nsl_keras.convert.convert_batch_norms, nsl_keras.convert.add_film):
         assert convert(model).inputs[0].ragged
-
-
-def test_paths_stay():
-    inside = nsl_keras.layers.NeuralSimilarityConv2D(2, 3, name="inside")
-    parts = [keras.layers.TimeDistributed(inside, name="frames")]
-    model = keras.Sequential([keras.Input((2, 8, 8, 2)), *parts], name="model")
-    paths = [each.path for each in nsl_keras.convert.fold(model).weights]
-    assert paths == ["model/frames/inside/kernel", "model/frames/inside/bias"]

@@ -55,7 +55,7 @@ def assert_equal(one, several):
 @pytest.mark.timeout(2 * LONGEST)
 def test_replicas_and_workers_equal_one_device():
     found = on_tensorflow()
-    assert "attention" in found["several"]
+    assert "adapted" in found["several"]
     assert_equal(found["one"], found["several"])
     # The mean of the replicas' means, as in Keras.
     np.testing.assert_allclose(*found["uneven"], rtol=1e-5, atol=1e-5)

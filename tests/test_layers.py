@@ -14,10 +14,11 @@ import nsl_keras
 QUICK = ("conv2d_static_diagonal", "dense_dynamic_sphere")
 #: What these compile, other cases compile too.
 TWINS = (
-    *("conv2d_cnn", "conv2d_static_full", "conv2d_static_for_each_filter"),
-    *("separable_static", "dense_dynamic_cnn_blocks"),
-    *("gru_dynamic_sphere", "neighbor_dictionary_distance"),
-    "meta_neighborhood_head_regression",
+    *("conv2d_static_groups", "conv2d_static_full", "conv2d_shared", "conv3d_static"),
+    *("conv2d_transpose_static", "depthwise_sphere", "global_diagonal"),
+    *("dense_static_blocks", "dense_dynamic_cnn_blocks", "simple_rnn_static"),
+    *("sphere_dense", "global_predicted_mask", "cosine_dense", "neighbor_dictionary"),
+    *("neighbor_dictionary_distance", "meta_neighborhood_head_regression"),
 )
 
 #: Files that a fresh process loads; for other layers it asks whether they are registered.

@@ -1,6 +1,5 @@
 """Penalties on similarities: NumPy's numbers, and training."""
 
-import keras
 import numpy as np
 import pytest
 from helpers import assert_close, normal, randomize, refusing, reloaded
@@ -13,32 +12,24 @@ from nsl_keras.predictors import SimilarityPredictor
 from nsl_keras.regularizers import TowardsIdentity
 from nsl_keras.similarities import Unconstrained
 
+REGULARIZER = TowardsIdentity(l1=0.3, l2=0.2)
+
 
 def distance(matrix):
     change = matrix - np.eye(len(matrix))
     return 0.3 * np.abs(change).sum() + 0.2 * np.square(change).sum()
 
 
-#: Regularizers of `M`, and what they are without the package.
-OF_MATRICES = {
-    "toward_zero": (keras.regularizers.L1(0.3), lambda m: 0.3 * np.abs(m).sum()),
-    "toward_identity": (TowardsIdentity(l1=0.3, l2=0.2), distance),
-}
-each_of_matrices = pytest.mark.parametrize("name", OF_MATRICES)
-
-
-@each_of_matrices
-def test_penalty_of_a_static_matrix_itself(name):
+@pytest.mark.parametrize("similarity", SIMILARITIES.values(), ids=SIMILARITIES)
+def test_penalty_of_a_static_matrix_itself(similarity):
     """Not of the parameters, such as the Cholesky factor."""
-    regularizer, expected = OF_MATRICES[name]
-    for similarity in SIMILARITIES.values():
-        layer = NeuralSimilarityConv2D(
-            3, (2, 3), similarity=with_arguments(similarity, regularizer=regularizer)
-        )
-        layer.build((None, 5, 5, 2))
-        randomize(layer)
-        (loss,) = layer.losses
-        assert_close(loss, expected(static_matrix(layer)), 1e-4)
+    layer = NeuralSimilarityConv2D(
+        3, (2, 3), similarity=with_arguments(similarity, regularizer=REGULARIZER)
+    )
+    layer.build((None, 5, 5, 2))
+    randomize(layer)
+    (loss,) = layer.losses
+    assert_close(loss, distance(static_matrix(layer)), 1e-4)
 
 
 #: Layers with a predicted `M`, the second with one for each block of 2x2 positions.
@@ -48,19 +39,13 @@ DYNAMIC = {
         "similarity": "positive_semidefinite",
         "predictor": SimilarityPredictor("cnn", downsampling=2, batch_normalization=False),
     },
-    "symmetric_pooled": {
-        "similarity": "symmetric",
-        "predictor": SimilarityPredictor(pooled=True),
-    },
 }
 
 
-@each_of_matrices
 @pytest.mark.parametrize("options", DYNAMIC.values(), ids=DYNAMIC)
-def test_penalty_of_predicted_matrices(name, options):
+def test_penalty_of_predicted_matrices(options):
     """The mean over all predicted matrices, once a call."""
-    regularizer, expected = OF_MATRICES[name]
-    similarity = with_arguments(options["similarity"], regularizer=regularizer)
+    similarity = with_arguments(options["similarity"], regularizer=REGULARIZER)
     layer = NeuralSimilarityConv2D(3, (2, 3), **{**options, "similarity": similarity})
     layer.build((4, 5, 6, 2))
     randomize(layer)
@@ -70,7 +55,7 @@ def test_penalty_of_predicted_matrices(name, options):
     matrices = np.asarray(ops.convert_to_numpy(layer.predicted_matrices(images)), "float64")
     if getattr(options["predictor"], "downsampling", 1) == 2:
         matrices = matrices[:, ::2, ::2]
-    each = [expected(matrix) for matrix in matrices.reshape(-1, 6, 6)]
+    each = [distance(matrix) for matrix in matrices.reshape(-1, 6, 6)]
     (loss,) = layer.losses
     assert_close(loss, np.mean(each), 1e-4)
 

@@ -1,61 +1,13 @@
-"""Layers that become their kin in place, and the private names of Keras that it takes."""
+"""Layers that become their kin in place."""
 
 import keras
 import numpy as np
 import pytest
 from helpers import as_numpy, normal
-from keras import ops
 
 import nsl_keras
-from nsl_keras.backend import built_layers
-from nsl_keras.turning import turned
 
 IMAGES = normal(2, 8, 8, 3)
-
-
-class Scaled(keras.layers.Conv2D):
-    def build_scale(self):
-        self.scale = keras.layers.Rescaling(2.0)
-        self.factor = self.add_weight((), "ones", name="factor")
-
-    def call(self, inputs):
-        return self.factor * self.scale(super().call(inputs))
-
-
-@pytest.mark.jax
-def test_a_layer_in_a_model_turns_and_turns_back():
-    layer = keras.layers.Conv2D(4, 3, name="layer")
-    model = keras.Sequential([keras.Input((8, 8, 3)), layer], name="model")
-    before, paths = as_numpy(model(IMAGES)), [each.path for each in model.variables]
-    with turned(layer, Scaled) as input_shape:
-        layer.build_scale()
-    assert input_shape == (None, 8, 8, 3)
-    np.testing.assert_allclose(model(IMAGES), 2 * before, rtol=1e-5, atol=1e-6)
-    assert [each.path for each in model.variables] == [*paths, "model/layer/factor"]
-    with pytest.raises(ValueError, match="cannot add new elements of state"):
-        layer.another = keras.layers.Dense(1)
-    built_layers.remove_attribute(layer, "scale")
-    built_layers.remove_attribute(layer, "factor")
-    layer.__class__ = keras.layers.Conv2D
-    np.testing.assert_array_equal(model(IMAGES), before)
-    assert [each.path for each in model.trainable_variables] == paths
-    model.compile("sgd", "mse")
-    model.fit(IMAGES, np.zeros(before.shape), verbose=0)
-
-
-@pytest.mark.jax
-def test_autocast_is_switched_off_and_on():
-    class Reads(keras.layers.Dense):
-        def call(self, inputs):
-            self.read = ops.convert_to_tensor(self.kernel).dtype
-            return super().call(inputs)
-
-    layer = Reads(2, dtype="mixed_bfloat16")
-    layer.build((None, 3))
-    for autocast, dtype in ((True, "bfloat16"), (False, "float32"), (True, "bfloat16")):
-        built_layers.set_autocast(layer.kernel, autocast)
-        layer(np.ones((1, 3), "float32"))
-        assert keras.backend.standardize_dtype(layer.read) == dtype
 
 
 @pytest.mark.parametrize("predictor", [None, "sphere"])

@@ -97,15 +97,13 @@ def test_sound_data_pass():
         validation.targets(targets, 1)
 
 
-def not_finite(bad, dtype):
-    array = np.where(np.arange(12).reshape(2, 3, 2) % 3 == 1, bad, 0.0)
-    if dtype == "float64":
-        return array
-    array = keras.ops.cast(array.astype("float32"), dtype)  # NumPy lacks bfloat16.
-    return keras.ops.convert_to_numpy(array)
+def of_dtype(dtype):
+    """The same of any dtype: NumPy lacks bfloat16."""
+    tensor = keras.ops.convert_to_tensor([[0.0, np.nan], [1.0, np.inf]], dtype)
+    return keras.ops.convert_to_numpy(tensor)
 
 
-INFINITE = "`images` must be finite. Received: 4 others, the first at index (0, 0, 1): "
+INFINITE = "`images` must be finite. Received: 2 others, the first at index (0, 1): nan"
 CLASSES = "`y` must hold classes 0 to 2. Received: 2 others, the first at index (1,): 3"
 ROWS = (
     "`y` must hold a probability distribution over the classes in each row (one-hot or "
@@ -119,13 +117,11 @@ DISTRIBUTIONS = "sum to 1. Received: 1 others, the first at index (1,): [0.5, 0.
 @pytest.mark.parametrize(
     ("check", "data", "argument", "message"),
     [
-        (validation.finite, not_finite(np.nan, "float64"), "images", INFINITE),
-        (validation.finite, not_finite(-np.inf, "float16"), "images", INFINITE),
-        (validation.finite, not_finite(np.nan, "bfloat16"), "images", INFINITE),
+        (validation.finite, of_dtype("float64"), "images", INFINITE),
+        (validation.finite, of_dtype("bfloat16"), "images", INFINITE),
         (validation.class_labels, [0, 3, 1, 4], 3, CLASSES),
-        (validation.class_labels, [0, 2, -1], 3, "1 others, the first at index (2,)"),
+        (validation.class_labels, [0.0, -1.0], 3, "1 others, the first at index (1,)"),
         (validation.class_labels, [0.0, 1.5], 3, "1 others, the first at index (1,)"),
-        (validation.class_labels, [0.0, np.nan], 3, "`y` must be finite. Received: 1 oth"),
         (validation.class_labels, [[1, 0, 0], [1, 0, 1], [0, 0, 0]], 3, ROWS),
         (validation.class_labels, [[1.5, -0.5, 0.0]], 3, "index (0,): [1.5, -0.5"),
         (validation.class_labels, np.zeros((4, 2)), 3, SHAPES),
@@ -134,9 +130,8 @@ DISTRIBUTIONS = "sum to 1. Received: 1 others, the first at index (1,): [0.5, 0.
         (validation.probabilities, [[0.5, 0.5], [0.5, 0.6]], "values", DISTRIBUTIONS),
         (validation.targets, np.zeros(4), 2, "outputs, (n, 2). Received: y.shape=(4,)"),
         (validation.targets, np.zeros((4, 2)), 1, "(n, 1) or (n,). Received: y.shape=(4,"),
-        (validation.targets, 1.0, 1, "Received: y.shape=()"),
     ],
-    ids=range(16),
+    ids=range(13),
 )
 def test_errors(check, data, argument, message):
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import DTYPES, as_numpy, assert_close, normal, randomize, reloaded
+from helpers import DTYPES, as_numpy, assert_close, normal, randomize, reloaded, stacked
 from layer_cases import static_matrix
 
 from nsl_keras import convert, similarities
@@ -96,8 +96,7 @@ def test_large_matrices_are_refused():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("shared_by", ["layer", 1])
-@pytest.mark.parametrize("kind", ["dense", "einsum"])
+@pytest.mark.parametrize(("kind", "shared_by"), [("dense", "layer"), ("einsum", 1)])
 def test_int8_kernels(kind, shared_by, tmp_path):
     """`M` multiplies the input of a quantized kernel."""
     inputs = keras.Input((3, 8))
@@ -121,8 +120,9 @@ def test_int8_kernels(kind, shared_by, tmp_path):
     rows = np.concatenate(rows, -1)
     assert_close(model(x), plain(rows.astype("float32")), 1e-5)
     assert_close(reloaded(model, tmp_path)(x), model(x), 1e-6)
+    assert not convert.summary(model).folds
     with pytest.raises(ValueError, match=r"similarities of floats, .*quantized Neural"):
-        convert.fold(model)
+        convert.fold(model, inplace=True)
     for options in ({"learn_shape": True}, {"shared_by": "filter"}):
         refused = similarities.Diagonal(**options)
         with pytest.raises(ValueError, match="`similarity` must be without `learn_shape`"):
@@ -133,9 +133,7 @@ def test_int8_kernels(kind, shared_by, tmp_path):
 @pytest.mark.parametrize("first", ["LoRA", "similarity"])
 def test_lora_beside_a_similarity(first, tmp_path):
     """In one layer, and in another, plain one."""
-    model = keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(6, name="part"), keras.layers.Dense(2)]
-    )
+    model = stacked((8,), keras.layers.Dense(6, name="part"), keras.layers.Dense(2))
     if first == "LoRA":
         model.get_layer("part").enable_lora(2)
     model = convert.add_similarity(model, "orthogonal", inplace=True)

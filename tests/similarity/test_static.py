@@ -3,20 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    DTYPES,
-    as_numpy,
-    assert_close,
-    assert_equal,
-    normal,
-    refusing,
-)
+from helpers import DTYPES, as_numpy, assert_close, normal, refusing
 from layer_cases import (
     KERNELS,
     SIMILARITIES,
     TOLERANCES,
     built,
-    cut,
     static_matrix,
     with_arguments,
 )
@@ -27,7 +19,6 @@ from nsl_keras import layers, similarities
 GEOMETRIES = {
     "conv1d": [
         {"padding": "causal", "dilation_rate": 2},
-        {"padding": "causal", "strides": 2},
     ],
     "conv2d": [
         {"padding": "same", "strides": 2},
@@ -38,7 +29,6 @@ GEOMETRIES = {
     "depthwise": [{"dilation_rate": 2}],
     "separable": [],
     "transposed": [
-        {"padding": "same", "strides": 2},
         {"padding": "same", "strides": 3, "output_padding": 1},
         {"strides": 2, "output_padding": 1},
     ],
@@ -125,26 +115,13 @@ def test_several_matrices_in_a_layer(name):
         check(name, "sparse_of_3", {"kernel_size": 2, "groups": 2}, shared_by=2)
 
 
-def test_a_masked_tap_comes_back():
-    """The matrix itself is not masked."""
-    layer, _ = made("conv2d", "symmetric", learn_shape=True)
-    assert_equal(layer.learned_shape, [1, 0, 0, 1, 0, 0])
-    layer.bilinear_form.shape_parameters.assign(np.ones(6))
-    whole, _ = made("conv2d", "symmetric")
-    whole.set_weights(layer.get_weights()[:3])
-    assert_equal(layer.equivalent_kernel, whole.equivalent_kernel)
-
-
-@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "depthwise"])
-def test_bias_goes_along_the_channels_where_the_width_equals_the_filters(name):
-    kind, _, shape = KERNELS[name]
-    options = {"padding": "same", "bias_initializer": "normal"}
-    layer = kind(**cut(name, options), data_format="channels_first")
-    inputs = normal(2, 4, *[12] * (len(shape) - 2))
+def test_bias_goes_along_the_channels_where_the_width_equals_the_filters():
+    options = {"padding": "same", "data_format": "channels_first"}
+    layer = layers.NeuralSimilarityConv2D(12, 3, bias_initializer="normal", **options)
+    inputs = normal(2, 4, 12, 12)
     with_bias, bias = as_numpy(layer(inputs)), as_numpy(layer.bias)
     layer.bias.assign(np.zeros(12))
-    expected = as_numpy(layer(inputs)) + bias.reshape(-1, *[1] * (len(shape) - 2))
-    assert_close(with_bias, expected, 1e-5)
+    assert_close(with_bias, as_numpy(layer(inputs)) + bias[:, None, None], 1e-5)
 
 
 test_errors = refusing(
@@ -155,7 +132,6 @@ test_errors = refusing(
         "`shared_by` must be a divisor of the 4 channels .*=3",
     ),
     (lambda: made("depthwise", "full"), "shared .*'Full'"),
-    (lambda: made("dense", "full"), "`similarity` must be shared .*'Full'"),
 )
 
 

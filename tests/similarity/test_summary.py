@@ -2,6 +2,7 @@
 
 import keras
 import pytest
+from helpers import stacked
 
 from nsl_keras import layers, predictors
 from nsl_keras.convert import add_similarity, fold, summary
@@ -24,10 +25,6 @@ def nested():
     ("make", "shape", "kind", "similarity", "added"),
     [
         (convolution, (8, 8, 4), "Conv2D", "static Diagonal", 9),
-        (
-            lambda: convolution(similarity="unconstrained"),
-            *((None, None, 4), "Conv2D", "static Unconstrained", 81),
-        ),
         (
             lambda: convolution(predictor=RECIPE),
             *((8, 8, 4), "Conv2D", "dynamic Diagonal", PREDICTOR),
@@ -61,15 +58,12 @@ def test_shared_layers_and_predictors_count_once():
 
 
 def test_totals():
-    plain = keras.Sequential(
-        [
-            keras.Input((9, 9, 3)),
-            keras.layers.Conv2D(4, 3),
-            keras.layers.TimeDistributed(keras.layers.Conv1D(5, 3)),
-            keras.layers.Conv2DTranspose(3, 2),
-            keras.layers.Flatten(),
-            keras.layers.Dense(5),
-        ]
+    plain = stacked(
+        (9, 9, 3),
+        keras.layers.Conv2D(4, 3),
+        keras.layers.TimeDistributed(keras.layers.Conv1D(5, 3)),
+        keras.layers.Conv2DTranspose(3, 2),
+        keras.layers.Flatten(),
     )
     result = summary(add_similarity(plain, Unconstrained(learn_shape=True)))
     assert result.parameters - result.similarity_parameters == plain.count_params()
@@ -81,14 +75,11 @@ def test_totals():
 
 
 def test_the_table():
-    model = keras.Sequential(
-        [
-            keras.Input((64, 64, 3)),
-            convolution(64, name="static"),
-            convolution(similarity="unconstrained", predictor=RECIPE, name="dynamic"),
-            keras.layers.ReLU(),
-        ],
-        name="table",
+    model = stacked(
+        (64, 64, 3),
+        convolution(64, name="static"),
+        convolution(similarity="unconstrained", predictor=RECIPE, name="dynamic"),
+        keras.layers.ReLU(),
     )
     lines = str(summary(model)).splitlines()
     head, static, dynamic, whole = (" ".join(lines[row].split()) for row in (0, 2, 3, 4))
