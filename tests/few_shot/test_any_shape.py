@@ -1,4 +1,4 @@
-"""Episodes of vectors, signals and token numbers, from the sampler to `adapt`."""
+"""Episodes of signals, text and token numbers, from the sampler to `adapt`."""
 
 import keras
 import numpy as np
@@ -18,7 +18,6 @@ NOISE = 0.1 * RNG.normal(size=(len(LABELS), 20, 2))
 
 #: Examples, and the layers from them to features.
 KINDS = {
-    "vectors": ((MEANS[LABELS] + NOISE)[:, :6, 0], [keras.Input((6,))]),
     "signals": (MEANS[LABELS] + NOISE, [keras.Input((20, 2)), layers.Conv1D(4, 3)]),
     "tokens": (
         # Each class has its own words, with numbers that half precision rounds.
@@ -38,6 +37,8 @@ if IS_TENSORFLOW:  # JAX has no text.
     )
 
 
+
+
 def backbone(kind, *head):
     stack = [type(each).from_config(each.get_config()) for each in KINDS[kind][1][1:]]
     return keras.Sequential([KINDS[kind][1][0], *stack, layers.Flatten(), *head])
@@ -49,16 +50,14 @@ def learner_of(name, kind):
     network = backbone(kind, layers.Dense(WAYS, kernel_initializer="zeros"))
     if name == "maml":
         return few_shot.MAML(network, inner_steps=2, inner_learning_rate=1.0)
-    return few_shot.Finetuner(network, WAYS, "all", steps=4, learning_rate=0.1)
+    return few_shot.Finetuner(network, WAYS, "all", steps=2, learning_rate=0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [("proto", "mixed_bfloat16"), ("maml", "mixed_bfloat16"), ("finetuner", "float32")],
-)
-def test_examples_of_any_shape(name, kind, policy):
-    keras.config.set_dtype_policy(policy)
+@pytest.mark.parametrize("name", ["proto", "maml", "finetuner"])
+def test_examples_of_any_shape(name, kind):
+    if name != "finetuner":
+        keras.config.set_dtype_policy("mixed_bfloat16")
     examples = KINDS[kind][0]
     options = {} if kind == "text" else {"scale": None if kind == "tokens" else 1.0}
     sampler = few_shot.EpisodeSampler(examples, LABELS, WAYS, 2, 4, **options)

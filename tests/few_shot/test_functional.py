@@ -68,8 +68,7 @@ def test_predictors_alone_adapt(shared):
     options = {"inner_learning_rate": 0.1, "batch_normalization": "moving"}
     learner = few_shot.MAML(model, "predictor", inner_steps=1, **options)
     adapted = learner.adapt(images(), np.arange(6) % 2)
-    copies = adapted.layers[0].variables
-    for variable, copy in zip(model.variables, copies, strict=True):
+    for variable, copy in zip(model.variables, adapted.layers[0].variables, strict=True):
         changed = np.any(as_numpy(copy) != as_numpy(variable))
         assert changed == (id(variable) in predicting), variable.path
     both = select_variables(model, "predictor+classifier")
@@ -81,7 +80,6 @@ def test_predictors_alone_adapt(shared):
 def test_classifier_is_the_last_layer_also_inside_a_nested_model():
     body, inputs = network(), keras.Input((5, 5, 2))
     nested = keras.Model(inputs, layers.Activation("linear")(body(inputs)))
-
     head = [id(each) for each in body.get_layer("head").trainable_variables]
     assert [id(each) for each in select_variables(nested, "classifier")] == head
     subclassed = Subclassed(body)
@@ -92,11 +90,7 @@ def test_classifier_is_the_last_layer_also_inside_a_nested_model():
 
 
 @pytest.mark.parametrize(
-    "selection",
-    [
-        *("similarity", "predictor", "head", "similarity+classifier", "classifier+head"),
-        *(["head", "gamma"], [0.5], []),
-    ],
+    "selection", ["similarity", "predictor", "classifier+head", ["head", "gamma"], [0.5], []]
 )
 def test_wrong_selections(selection):
     message = r"`inner_variables` must be .*variables \['net/convolution/kernel'.*Received"
@@ -107,9 +101,7 @@ def test_wrong_selections(selection):
 def test_what_is_frozen_does_not_adapt_unless_all_is():
     model = network()
     model.get_layer("head").trainable = False
-    with pytest.raises(
-        ValueError, match=r"trainable variables \['net.*\(layers with trainable=False have"
-    ):
+    with refused(r"trainable variables \['net.*\(layers with trainable=False have"):
         select_variables(model, "classifier")
     model.trainable = False
     assert len(select_variables(model, "classifier")) == 2
@@ -118,10 +110,8 @@ def test_what_is_frozen_does_not_adapt_unless_all_is():
 
 def test_trainable_norms_of_keras_are_refused():
     model = network(norm=layers.BatchNormalization)
-    for policy in ("support", "transductive"):
-        message = rf"batch norms \['norm'\].*convert_batch_norms\(model\)`.*='{policy}'"
-        with refused(message):
-            FunctionalModel(model, (), policy)
+    with refused(r"batch norms \['norm'\].*convert_batch_norms\(model\)`.*='support'"):
+        FunctionalModel(model)
     model.get_layer("norm").trainable = False
     thawed = FunctionalModel(model)
     model.get_layer("norm").trainable = True

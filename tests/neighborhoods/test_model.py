@@ -31,6 +31,7 @@ tensorflow_only = pytest.mark.skipif(
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 X = normal(48, 6)
 Y = np.random.default_rng(0).integers(0, 3, size=48)
+CLASS_WEIGHTS = {0: 1.0, 1: 3.0, 2: 0.5}
 WEIGHTS = np.linspace(0, 2, 48).astype("float32")
 TARGETS = np.stack([np.sin(2 * X[:, 0]), X[:, 1] * X[:, 2]], axis=1).astype("float32")
 
@@ -79,52 +80,39 @@ def make_twins(**backbone_options):
     return model, stock
 
 
-def averaged():
-    options = {"weight_decay": 0.1, "global_clipnorm": 0.1, "use_ema": True}
-    return keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(0.01, **options))
-
-
-def accumulated():
-    return keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
-
-
 @pytest.mark.parametrize(
-    ("options", "optimizer", "fit"),
+    ("jit_compile", "fit"),
     [
-        ({}, accumulated, {"validation_split": 0.25, "sample_weight": WEIGHTS}),
-        pytest.param(
-            *({"jit_compile": True}, averaged, {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}),
-            marks=pytest.mark.long,
-        ),
+        (False, {"validation_split": 0.25, "sample_weight": WEIGHTS}),
+        pytest.param(True, {"class_weight": CLASS_WEIGHTS}, marks=pytest.mark.long),
     ],
-    ids=["validation_weights_accumulation", "class_weights_loss_scale_clip_ema"],
 )
-def test_step_equals_that_of_keras(options, optimizer, fit):
+def test_step_equals_that_of_keras(jit_compile, fit):
     """Options of `fit` and of optimizers act as in Keras, in graphs; so do added losses."""
     twins = make_twins(kernel_regularizer="l2", activity_regularizer="l1")
     fit = {"epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0, **fit}
     histories = []
-    options = {"jit_compile": False, **options}, {"run_eagerly": True}
-    for each, how in zip(twins, options, strict=True):
-        each.compile(optimizer(), LOSS, metrics=["accuracy"], **how)
+    for each, how in zip(
+        twins, ({"jit_compile": jit_compile}, {"run_eagerly": True}), strict=True
+    ):
+        optimizer = keras.optimizers.SGD(0.5, global_clipnorm=0.1, use_ema=True)
+        scaled = keras.optimizers.LossScaleOptimizer(optimizer)
+        each.compile(scaled, LOSS, metrics=["accuracy"], **how)
         histories.append(each.fit(X, Y, **fit).history)
     assert set(histories[0]) == set(histories[1])
-    for key in histories[1]:
-        np.testing.assert_allclose(histories[0][key], histories[1][key], rtol=1e-4)
+    for key, expected in histories[1].items():
+        np.testing.assert_allclose(histories[0][key], expected, rtol=1e-4)
     assert_close(twins[0](X), twins[1](X), 1e-4)
 
 
-def test_unadapted_is_a_plain_model_on_the_same_weights():
-    model = compiled(make_model(inner_learning_rate=5.0), metrics=["accuracy"])
+def test_unadapted_is_a_plain_model_on_the_same_weights(eager):
+    model = compiled(make_model(inner_learning_rate=5.0))
     model.fit(X, Y, verbose=0)
     assert model.get_build_config()["input_shape"] == (None, 6)  # From arrays.
     plain = model.unadapted
     assert plain is model.unadapted
     assert type(plain) is type(keras.Model(plain.inputs, plain.outputs))
-    assert_close(plain(X), model(X, adapt=False))
-    plain.compile(loss=LOSS, metrics=["accuracy"])
-    right = as_numpy(model(X, adapt=False)).argmax(axis=1) == Y
-    np.testing.assert_allclose(plain.evaluate(X, Y, verbose=0)[1], right.mean(), rtol=1e-5)
+    plain.compile(loss=LOSS)
     assert plain.evaluate(X, Y, verbose=0) != model.evaluate(X, Y, verbose=0)
     model.fit(X, Y, verbose=0)
     assert_close(plain(X), model(X, adapt=False))
@@ -219,25 +207,15 @@ def of_images():
     return model
 
 
-TWO_OUTPUTS = keras.layers.Lambda(lambda x: [x, 2 * x])
-
-
 test_bad_use = refusing(
     (lambda: make_model().compile(loss="binary_crossentropy"), "must take logits"),
     (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
-    (lambda: make_model().inner_learning_rates, "`inner_learning_rates` needs a built"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
     (lambda: make_model().export("folder"), "`export` needs a built layer"),
-    (lambda: make_model().decay_exempt_variables, "exempt_variables` needs a built"),
     (lambda: of_images().neighbors(X[:2, :4, None]), r"\(None, 2, 4, 1\).*\(2"),
     (lambda: make_model().initialize_from(iter([])), "`x` must be batches, as"),
     (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
     (lambda: make_model().initialize_from(iter(X), Y), "`y` must be None if `x` is"),
-    (lambda: make_model(backbone=TWO_OUTPUTS).build((None, 6)), "expects 1 input"),
-    (
-        lambda: make_model(backbone=keras.layers.Reshape((2, 3))).build((None, 6)),
-        "expected ndim=2, found ndim=3",
-    ),
 )
 
 
@@ -257,7 +235,7 @@ def as_two(kind, x):
 
 
 @pytest.mark.parametrize("kind", ["list", "dict"])
-def test_backbones_of_several_inputs(kind, tmp_path):
+def test_backbones_of_several_inputs(kind, tmp_path, eager):
     inputs = as_two(kind, X)
     model = compiled(make_model(backbone=two_inputs(kind)))
     model.fit(as_two("dict", X), Y, batch_size=48, verbose=0)  # By name in both.
@@ -278,7 +256,7 @@ def test_backbones_of_several_inputs(kind, tmp_path):
         model.fit(as_two(kind, spoiled(X, np.nan)), Y, verbose=0)
 
 
-def test_neighbors_and_starts_of_data_sets():
+def test_neighbors_and_starts_of_data_sets(eager):
     batches = [(X[:24], Y[:24]), (X[24:], Y[24:])]
     model = make_model()
     model.build((None, 6))
@@ -293,7 +271,7 @@ def test_neighbors_and_starts_of_data_sets():
     assert_close(model.dictionary.keys, keys)
 
 
-def test_nearest_examples():
+def test_nearest_examples(eager):
     """Of all examples, or of those of an entry's own class; nested lists are arrays."""
     model, rows = make_model(), X.tolist()
     drawn = model.initialize_from(rows, Y, seed=0)
@@ -343,8 +321,7 @@ def test_one_output_takes_vectors_and_may_be_squashed():
 
 
 @tensorflow_only  # JAX needs no tape.
-@pytest.mark.parametrize("in_graph", [True, False])
-@pytest.mark.parametrize("inner_loop", ["dual", "tape"])
+@pytest.mark.parametrize(("inner_loop", "in_graph"), [("dual", True), ("tape", False)])
 def test_rematerialization_is_refused(inner_loop, in_graph):
     """It stops the tapes, so that adaptation would vanish."""
     compile_step = backend.compiled if in_graph else lambda step, _: step
@@ -370,7 +347,7 @@ def test_sparse_inputs():
         model.initialize_from(x, Y)
 
 
-def test_inputs_without_a_last_axis_of_one_and_targets_in_a_list():
+def test_inputs_without_a_last_axis_of_one_and_targets_in_a_list(eager):
     backbone = stacked((6, 6, 1), keras.layers.Conv2D(4, 3), keras.layers.Flatten())
     model, images = compiled(make_model(backbone=backbone)), normal(48, 6, 6)
     model.fit(images, [Y], verbose=0)
