@@ -120,6 +120,8 @@ def second_derivatives(function, inputs, variables):
 
 # Models and data.
 
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
 
 @keras.saving.register_keras_serializable("tests")
 class Subclassed(keras.Model):

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from few_shot_episodes import cross_entropy
-from helpers import IS_TENSORFLOW, as_numpy
+from helpers import CROSS_ENTROPY, IS_TENSORFLOW, as_numpy
 from keras import layers
 
 from nsl_keras import few_shot
@@ -37,8 +36,6 @@ if IS_TENSORFLOW:  # JAX has no text.
     )
 
 
-
-
 def backbone(kind, *head):
     stack = [type(each).from_config(each.get_config()) for each in KINDS[kind][1][1:]]
     return keras.Sequential([KINDS[kind][1][0], *stack, layers.Flatten(), *head])
@@ -67,7 +64,7 @@ def test_examples_of_any_shape(name, kind):
         assert batch.support_images.dtype == examples.dtype
     learner = learner_of(name, kind)
     if name != "finetuner":
-        learner.compile(keras.optimizers.Adam(1e-3), cross_entropy(), run_eagerly=True)
+        learner.compile(keras.optimizers.Adam(1e-3), CROSS_ENTROPY, run_eagerly=True)
         learner.fit(sampler.batches(2, 1), verbose=0)
         learner.evaluate(batch[:3], batch.query_labels, verbose=0)
     assert few_shot.evaluate(learner, sampler, 2, batch_size=2).mean > 0.7

@@ -2,6 +2,7 @@
 
 import functools
 
+import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from nsl_keras.layers import CosineDense, NeuralSimilarityConv2D
 
 DTYPE = "float64" if IS_TENSORFLOW else "float32"
 ATOL = 1e-8 if IS_TENSORFLOW else 1e-4
-WAYS, SHOTS, QUERIES, EPISODES = 3, 2, 2, 2
+WAYS = data.WAYS
 eager = pytest.mark.usefixtures("eager")
 
 
@@ -51,14 +52,9 @@ def network(classes, classifier=keras.layers.Dense, dtype=DTYPE):
     return keras.Model(inputs, classifier(classes, dtype=dtype, name="classifier")(outputs))
 
 
-def make_episodes(count=EPISODES, dtype=DTYPE, shape=(6, 6, 2)):
-    rng = np.random.default_rng(1)
-    arrays = []
-    for each in (SHOTS, QUERIES):
-        arrays.append(rng.normal(size=(count, WAYS * each, *shape)).astype(dtype))
-        labels = np.repeat(np.arange(WAYS, dtype="int32"), each)
-        arrays.append(np.tile(labels, (count, 1)))
-    return Episode(*arrays)
+def make_episodes(count=2, dtype=DTYPE):
+    (support, own, queries), labels = data.episodes(count, shape=(6, 6, 2))
+    return Episode(support.astype(dtype), own, queries.astype(dtype), labels)
 
 
 def looped(model, episodes, chosen, steps, policy="support", rate=0.01, start=None):

@@ -4,13 +4,12 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import Batches, as_numpy, refused, stacked
+from helpers import CROSS_ENTROPY, Batches, as_numpy, refused, stacked
 
 import nsl_keras
 from nsl_keras import few_shot
 
 IMAGE = (6, 6, 1)
-LOSS = data.cross_entropy()
 
 
 def iterated(*batches):
@@ -21,15 +20,8 @@ def proto(**options):
     return few_shot.ProtoNet(data.identity(), data.WAYS, **options)
 
 
-@pytest.mark.parametrize(
-    ("learner", "options"),
-    [
-        (few_shot.ProtoNet, {"batch_normalization": "support"}),
-        (few_shot.NeighborhoodLearner, {}),
-    ],
-)
-def test_episodes_queries_and_the_order_of_the_support_do_not_matter(learner, options):
-    model = learner(data.convolutional(), data.WAYS, **options)
+def test_episodes_queries_and_the_order_of_the_support_do_not_matter():
+    model = few_shot.NeighborhoodLearner(data.convolutional(), data.WAYS)
     (support, labels, queries), _ = data.episodes(batch=3, shape=IMAGE)
     expected = as_numpy(model((support, labels, queries)))
     order = np.array([3, 0, 5, 1, 4, 2])
@@ -124,7 +116,7 @@ def test_dropout_and_noise_are_off_by_episode():
 )
 def test_arrays_are_checked_before_the_first_step(inputs, message):
     model = proto()
-    model.compile("sgd", LOSS)
+    model.compile("sgd", CROSS_ENTROPY)
     for run in (model.predict, model.fit):
         with refused(message):
             run(inputs(*data.episodes()[0]))
@@ -132,7 +124,7 @@ def test_arrays_are_checked_before_the_first_step(inputs, message):
 
 def test_query_labels_that_are_no_classes_and_class_weights():
     (inputs, labels), model = data.episodes(), proto()
-    model.compile("sgd", LOSS)
+    model.compile("sgd", CROSS_ENTROPY)
     for wrong in (np.full((*labels.shape, 1), 9), np.full((*labels.shape, 3), 0.5)):
         with refused(r"`y` must .*Received"):
             model.fit(inputs, wrong, verbose=0)
@@ -146,23 +138,10 @@ def test_support_labels_outside_the_classes_in_a_later_batch():
     support, given, queries = inputs
     wrong = (support, given + 1, queries)
     for model in (few_shot.ProtoNet(network, data.WAYS), few_shot.MAML(network)):
-        model.compile("sgd", LOSS, run_eagerly=True)
+        model.compile("sgd", CROSS_ENTROPY, run_eagerly=True)
         with pytest.raises(nsl_keras.NonFiniteLossError, match="outside the classes"):
             batches = iterated((inputs, labels), (wrong, labels), (wrong, labels))
             model.fit(batches, steps_per_epoch=2, shuffle=False, verbose=0)
-
-
-def test_weights_of_episodes_and_of_queries():
-    inputs, labels = data.episodes(batch=data.QUERIES)  # As many, so that shapes mislead.
-    model = proto()
-    model.compile("sgd", LOSS, weighted_metrics=["accuracy"], run_eagerly=True)
-    weights = np.array([1.0, 0.0, 3.0, 0.0], "float32")
-    right = as_numpy(model(inputs)).argmax(axis=-1) == labels
-    expected = np.average(right.mean(axis=1), weights=weights)
-    for given in (weights, np.repeat(weights[:, None], data.QUERIES, axis=1)):
-        options = {"sample_weight": given, "verbose": 0, "return_dict": True}
-        found = model.evaluate(inputs, labels, **options)
-        np.testing.assert_allclose(found["accuracy"], expected, rtol=1e-5)
 
 
 def test_networks_it_cannot_take(eager):
@@ -228,5 +207,3 @@ def test_xla_is_left_out_by_default_where_it_compiles_each_step():
     assert proto().supports_jit
     assert not proto(batch_normalization="support").supports_jit
     assert not few_shot.NeighborhoodLearner(data.identity(), data.WAYS).supports_jit
-
-

@@ -4,7 +4,7 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import assert_all_equal, stacked
+from helpers import stacked
 from keras import ops
 
 from nsl_keras import few_shot
@@ -34,16 +34,6 @@ def test_comparison_with_the_means_of_unequal_shots(kind, metric, normalize):
     means = np.einsum("bsw,bsd->bwd", membership, support) / membership.sum(1)[..., None]
     expected = data.scores(queries, means, metric) / given.get("temperature", 1)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_backbone_stays_in_inference_mode():
-    backbone = data.convolutional()
-    inputs, _ = data.episodes(shape=(6, 6, 1))
-    model = few_shot.NearestCentroid(backbone, data.WAYS)
-    expected = ops.convert_to_numpy(model(inputs))
-    weights = backbone.get_weights()
-    np.testing.assert_array_equal(model(inputs, training=True), expected)
-    assert_all_equal(backbone.get_weights(), weights)
 
 
 def test_the_temperature_is_learned_by_its_logarithm():

@@ -3,7 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_all_equal, assert_equal, normal, refusing, stacked
+from helpers import (
+    CROSS_ENTROPY,
+    as_numpy,
+    assert_all_equal,
+    assert_equal,
+    normal,
+    refusing,
+    stacked,
+)
 
 import nsl_keras
 from nsl_keras.callbacks import DictionaryInitializer
@@ -13,9 +21,11 @@ FEW = normal(24, FEATURES), np.random.default_rng(0).integers(0, 3, size=24)
 
 
 def make_model(task="classification"):
-    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    outputs, loss = (2, "mse") if task == "regression" else (3, logits)
-    backbone, head = stacked((FEATURES,), keras.layers.Dense(5)), keras.layers.Dense(outputs)
+    outputs, loss = (2, "mse") if task == "regression" else (3, CROSS_ENTROPY)
+    backbone, head = (
+        stacked((FEATURES,), keras.layers.Dense(5)),
+        keras.layers.Dense(outputs),
+    )
     model = nsl_keras.MetaNeighborhoodModel(backbone, head, ENTRIES, task=task)
     model.build((None, FEATURES))
     model.compile(keras.optimizers.Adam(0.1), loss, run_eagerly=True)  # No long tracing.

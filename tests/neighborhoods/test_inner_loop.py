@@ -1,4 +1,4 @@
-"""The two inner loops: beside each other, in chunks, and beside finite differences."""
+"""The two inner loops: beside each other, and in chunks."""
 
 import functools
 
@@ -6,7 +6,6 @@ import adapting_heads as heads
 import keras
 import numpy as np
 import pytest
-from finite_differences import at_values, check_scalar_gradients
 from helpers import gradients, normal
 from keras import ops
 
@@ -78,19 +77,6 @@ def test_layers_as_activations_compute_in_full_precision():
     (stage,) = dual_form.stages_of(head)
     outputs = ops.array([1 + 2.0**-20, -2.0])
     np.testing.assert_array_equal(stage.activation(outputs), [1 + 2.0**-20, 0.0])
-
-
-@pytest.mark.skipif(not heads.IS_TENSORFLOW, reason="finite differences need float64")
-@pytest.mark.parametrize(
-    ("kind", "task"), [("cosine", "classification"), ("linear", "regression")]
-)
-def test_outer_gradients_against_finite_differences(kind, task):
-    """Values included: a fused inner loss would give a classifier's labels zeros."""
-    layer = heads.build(kind, inner_steps=2, task=task)
-    z, variables = heads.features(), layer.trainable_variables
-    found = gradients(lambda z: heads.outer_loss(layer, z), [z], variables)[1:]
-    loss, values = at_values(lambda: heads.outer_loss(layer, z), variables)
-    check_scalar_gradients(loss, values, found, 1e-5, 1e-5)
 
 
 def test_the_tape_treats_any_head(eager):

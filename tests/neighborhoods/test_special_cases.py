@@ -19,7 +19,9 @@ QUERIES = normal(16, FEATURES, seed=2)
 def constant(initializer="zeros"):
     """The same outputs for every input: all that it has is a bias."""
     zero = keras.layers.Rescaling(0.0)
-    dense = keras.layers.Dense(OUTPUTS, kernel_initializer="zeros", bias_initializer=initializer)
+    dense = keras.layers.Dense(
+        OUTPUTS, kernel_initializer="zeros", bias_initializer=initializer
+    )
     return keras.Sequential([zero, dense])
 
 

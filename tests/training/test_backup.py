@@ -6,7 +6,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, assert_all_equal, normal, refused
+from helpers import CROSS_ENTROPY, IS_TENSORFLOW, assert_all_equal, normal, refused
 
 import nsl_keras
 from nsl_keras.callbacks import TrainingBackup
@@ -14,14 +14,12 @@ from nsl_keras.callbacks import TrainingBackup
 X, Y = normal(24, 6), (np.arange(24) % 3).astype("int32")
 
 
-class Killed(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
+def killing(at):
+    def kill(epoch, logs):
+        if epoch == at:
             raise KeyboardInterrupt
+
+    return keras.callbacks.LambdaCallback(on_epoch_begin=kill)
 
 
 class Counting(keras.callbacks.Callback):
@@ -37,9 +35,8 @@ class Counting(keras.callbacks.Callback):
 
 
 def compiled(model):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     options = {"metrics": ["accuracy"], "run_eagerly": IS_TENSORFLOW}
-    model.compile(keras.optimizers.Adam(0.1), loss, **options)
+    model.compile(keras.optimizers.Adam(0.1), CROSS_ENTROPY, **options)
     return model
 
 
@@ -53,7 +50,7 @@ def dense_model(**options):
 def fit(model, folder, killed_at=None, others=(), inputs=None, **options):
     backup = TrainingBackup(folder, others, **options)
     given = inputs(backup) if inputs else {"x": X, "y": Y}
-    callbacks = [backup, *others, Killed(killed_at)]
+    callbacks = [backup, *others, killing(killed_at)]
     return model.fit(**given, epochs=5, callbacks=callbacks, verbose=0, shuffle=False)
 
 
@@ -112,16 +109,12 @@ def test_early_stopping(tmp_path):
 
 def test_states_every_few_epochs(tmp_path):
     kept = []
-
-    class Look(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            kept.append(names(tmp_path))
-
+    look = keras.callbacks.LambdaCallback(lambda *_: kept.append(names(tmp_path)))
     mine = [".scratch-1", "epoch_best"]
     for name in mine:
         (tmp_path / name).mkdir()
     (tmp_path / ".epoch_of_a_kill").mkdir()
-    fit(dense_model(), tmp_path, others=[Look()], every=2)
+    fit(dense_model(), tmp_path, others=[look], every=2)
     numbers = [re.findall(r"epoch_(\d)", " ".join(each)) for each in kept]
     assert numbers == [[], [], ["2"], ["2"], ["4"]]
     assert names(tmp_path) == mine
@@ -199,5 +192,3 @@ def test_few_shot_learners(tmp_path):
         return {"x": batches}
 
     check_killed(make, tmp_path, inputs=episodes)
-
-
