@@ -22,9 +22,12 @@ DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 PAGES = sorted(DOCS.rglob("*.md"))
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-#: Pages with code, but for one that needs engines of its own: another test runs it.
+#: Pages with code. Other tests run that of the first page, which is the README's, and that
+#: of "serving", which needs engines of its own.
 WITH_CODE = [
-    page for page in PAGES if CODE.search(page.read_text()) and page.stem != "serving"
+    page
+    for page in PAGES
+    if CODE.search(page.read_text()) and page.stem not in ("index", "serving")
 ]
 #: Folders whose files are made, or belong to others.
 NOT_OURS = re.compile(r"(?:.*/)?(?:\..*|build|dist|runs)/")

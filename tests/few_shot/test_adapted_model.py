@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from few_shot_episodes import convolutional, episodes
-from helpers import Batches, Subclassed, refused, stacked
+from few_shot_episodes import convolutional, episodes, identity
+from helpers import Batches, Subclassed, normal, refused, stacked
 
 from nsl_keras import convert, export, few_shot, nesting
 
@@ -43,8 +43,7 @@ def half_precision():
     """It rounds no inputs and no features."""
     keras.config.set_dtype_policy("bfloat16")
     layers = [keras.Input((4,), dtype="float32"), keras.layers.Dense(3, dtype="float32")]
-    years = 2020 + np.random.default_rng(0).random((6, 4), dtype="float32")
-    return few_shot.ProtoNet(keras.Sequential(layers), 3), years, (1e-5, 1e-5)
+    return few_shot.ProtoNet(keras.Sequential(layers), 3), 2020 + normal(6, 4), (1e-5, 1e-5)
 
 
 def subclassed():
@@ -54,15 +53,13 @@ def subclassed():
 def short_features():
     """Of a network with weights near zero."""
     backbone = stacked((6,), keras.layers.Rescaling(1e-9))
-    support = np.random.default_rng(0).normal(size=(6, 6)).astype("float32")
-    return few_shot.NearestCentroid(backbone, 3), support, (1e-4, 1e-5)
+    return few_shot.NearestCentroid(backbone, 3), normal(6, 6), (1e-4, 1e-5)
 
 
 def without_features():
     """All features of a support example are zero."""
-    backbone = stacked((6,), keras.layers.Identity())
     support = np.eye(6, dtype="float32") * (np.arange(6) < 5)
-    return few_shot.NeighborhoodLearner(backbone, 3), support, (1e-4, 1e-5)
+    return few_shot.NeighborhoodLearner(identity(), 3), support, (1e-4, 1e-5)
 
 
 def with_lora():

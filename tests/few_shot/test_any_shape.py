@@ -12,12 +12,11 @@ WAYS, CLASSES, OF_CLASS = 3, 5, 6
 LABELS = np.repeat(np.arange(CLASSES), OF_CLASS)
 pytestmark = pytest.mark.usefixtures("eager")
 RNG = np.random.default_rng(0)
-MEANS = RNG.normal(size=(CLASSES, 20, 2))
-NOISE = 0.1 * RNG.normal(size=(len(LABELS), 20, 2))
+MEANS = RNG.normal(size=(CLASSES, 20, 2))[LABELS]
 
 #: Examples, and the layers from them to features.
 KINDS = {
-    "signals": (MEANS[LABELS] + NOISE, [keras.Input((20, 2)), layers.Conv1D(4, 3)]),
+    "signals": (RNG.normal(MEANS, 0.1), [keras.Input((20, 2)), layers.Conv1D(4, 3)]),
     "tokens": (
         # Each class has its own words, with numbers that half precision rounds.
         5000 + 3 * LABELS[:, None] + RNG.integers(3, size=(len(LABELS), 8)),

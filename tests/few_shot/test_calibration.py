@@ -10,11 +10,11 @@ from nsl_keras import few_shot
 from nsl_keras.few_shot.calibration import fitted_temperature, held_out_parts
 
 
-def test_temperature_of_equal_logits(right=8):
+def test_temperature_of_equal_logits():
     """For two classes the best probability is the mean of the targets."""
     labels = np.zeros(10, int)
-    logits = np.where(np.arange(10)[:, None] < right, [3.0, 0.0], [0.0, 3.0])
-    probability = (right * (1 - 1 / 12) + (10 - right) / 12) / 10
+    logits = np.where(np.arange(10)[:, None] < 8, [3.0, 0.0], [0.0, 3.0])
+    probability = (8 * (1 - 1 / 12) + 2 / 12) / 10
     expected = 3 / np.log(probability / (1 - probability))
     assert fitted_temperature(logits, labels, 1 / 12) == pytest.approx(expected, rel=0.02)
     scaled = fitted_temperature(1e-4 * logits, labels, 1 / 12)

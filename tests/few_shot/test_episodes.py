@@ -200,8 +200,6 @@ test_errors = refusing(
 )
 
 
-# Classes: their splits, disjoint and complete, and their examples.
-
 OF_TWENTY = np.repeat(np.arange(10, 30), 3)
 
 

@@ -153,9 +153,6 @@ def test_a_sum_of_two_classifiers_has_no_last_layer():
         select_variables(model, "classifier")
 
 
-# Second derivatives.
-
-
 class WithInexactGradient(layers.Layer):
     """Its gradient is right, and a constant: it has no derivative."""
 

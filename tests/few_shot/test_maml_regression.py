@@ -14,7 +14,7 @@ RATE = 0.1
 
 
 def network(*outputs, activation=None):
-    """From vectors of 3 numbers to outputs of a shape, smooth."""
+    """From vectors of 3 numbers to outputs of a shape."""
     dense = layers.Dense(5, "softplus"), layers.Dense(int(np.prod(outputs)), activation)
     return stacked((3,), *dense, layers.Reshape(outputs))
 
@@ -64,8 +64,8 @@ def test_steps_in_training_at_test_and_of_adapt_equal_those_written_out(tmp_path
 
 def test_first_order_gradients_are_those_at_the_weights_after_the_steps():
     (x, y, queries), targets = episodes(1, count=1)
-    options = {"inner_loss": "mse", "inner_learning_rate": RATE, "inner_steps": 2}
-    model = MAML(linear(), first_order=True, **options)
+    options = {"inner_learning_rate": RATE, "inner_steps": 2, "first_order": True}
+    model = MAML(linear(), inner_loss="mse", **options)
     model((x, y, queries))
 
     def squared_error():
@@ -85,9 +85,8 @@ def test_first_order_gradients_are_those_at_the_weights_after_the_steps():
 )
 def test_targets_of_any_shape_and_any_loss(outputs, loss, tmp_path, eager):
     inputs, targets = episodes(*outputs)
-    made = network(*outputs)
+    made = network(*outputs, activation="sigmoid")
     if loss == "binary_crossentropy":  # Several labels at once.
-        made = network(*outputs, activation="sigmoid")
         inputs, targets = (inputs[0], 1.0 * (inputs[1] > 0), inputs[2]), 1.0 * (targets > 0)
     inner_loss = keras.losses.get(loss)
     model = compiled(MAML(made, inner_steps=1, inner_loss=inner_loss), loss)

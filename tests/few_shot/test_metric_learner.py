@@ -194,10 +194,9 @@ def test_images_without_a_last_axis_of_one(eager):
     (support, labels, queries), _ = data.episodes(shape=IMAGE)
     backbone = stacked(IMAGE, keras.layers.Flatten(), keras.layers.Dense(data.WAYS))
     for learner in (few_shot.ProtoNet(backbone, data.WAYS), few_shot.MAML(backbone)):
-        episode = (support[..., 0], labels, queries[..., 0])
-        found = learner.predict(episode, verbose=0)
+        found = learner.predict((support[..., 0], labels, queries[..., 0]), verbose=0)
         np.testing.assert_allclose(found, learner((support, labels, queries)), rtol=1e-4)
-        model = learner.adapt(episode[0][0], labels[0])
+        model = learner.adapt(support[0, ..., 0], labels[0])
         adapted = model.temperature * model.predict(queries[0, ..., 0], verbose=0)
         np.testing.assert_allclose(adapted, found[0], rtol=1e-3, atol=1e-5)
 

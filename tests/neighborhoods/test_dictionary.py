@@ -106,9 +106,6 @@ def test_the_head_sets_what_is_left_open():
             MetaNeighborhoodHead(CosineDense(units), dictionary).build((None, 4))
 
 
-# Entries given, and from examples.
-
-
 def started(
     x=X, y=LABELS, entries=12, seed=None, values=3, task="classification", **options
 ):

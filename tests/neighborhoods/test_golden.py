@@ -19,41 +19,56 @@ ON_JAX = ("cos_diag_3step", "cos_dropout_2step", "dot_scalar_3step", "euclid_sca
 SOME = ("cos_diag_1step", "cos_dropout_2step", "dot_scalar_1step")
 
 
-def load_head(golden, dtype, inner_loop, steps):
-    """The public head with the file's weights, and its variables."""
-    meta, (features, classes) = golden.meta, golden["w.w1"].shape
-    kind = keras.layers.Dense if meta["dot"] else nsl_keras.layers.CosineDense
-    layer = nsl_keras.layers.MetaNeighborhoodHead(
+def build(meta, weights, backbone=None, shape=None, dtype="float64", **options):
+    """Our model with the authors' weights, and its variables by their names."""
+    features, classes = weights["w1"].shape
+    kind = keras.layers.Dense if meta.get("dot") else nsl_keras.layers.CosineDense
+    # The authors have both forms of the rate at once, and use one.
+    form, rate = (
+        ("scalar", "lr_raw") if meta.get("scalar", True) else ("diagonal", "lr_diag_raw")
+    )
+    model = nsl_keras.MetaNeighborhoodModel(
+        backbone,
         kind(classes, dtype=dtype),
         nsl_keras.layers.NeighborDictionary(
-            golden["w.k"].shape[0],
+            len(weights["k"]),
             metric="euclidean" if meta.get("metric") == "euclid" else "cosine",
             # The authors' alpha enters as its absolute value, the inverse temperature.
-            temperature=1 / abs(float(np.float64(golden["w.alpha_raw"]))),
-            value_scale=float(golden["w.gamma"]) if "w.gamma" in golden else 10.0,
+            temperature=1 / abs(float(weights["alpha_raw"])),
+            value_scale=float(weights.get("gamma", 10.0)),
             fixed_values=meta.get("fix_v", False),
+            dropout=0.0,
             dtype=dtype,
         ),
-        inner_steps=steps,
-        learning_rate_form="scalar" if meta.get("scalar", True) else "diagonal",
-        inner_loop=inner_loop,
+        learning_rate_form=form,
         dtype=dtype,
+        **options,
     )
-    layer.build((None, features))
-    # Our variables by the authors' names.
-    rate = "lr_diag_raw" if layer.learning_rate_form == "diagonal" else "lr_raw"
+    model.build((None, *(shape or (features,))))
+    head = model.neighborhood
     variables = {
-        "w1": layer.head.kernel,
-        "k": layer.dictionary.keys,
-        "v_raw": getattr(layer.dictionary, "raw_values", None),
-        "tau": getattr(layer.head, "learned_scale", None),
-        "b1": getattr(layer.head, "bias", None),
-        rate: layer.learning_rate.weights[0],
+        "w1": head.head.kernel,
+        "k": head.dictionary.keys,
+        "v_raw": getattr(head.dictionary, "raw_values", None),
+        "tau": getattr(head.head, "learned_scale", None),
+        "b1": getattr(head.head, "bias", None),
+        rate: head.learning_rate.weights[0],
     }
-    variables = {name: v for name, v in variables.items() if v is not None}
-    for name, variable in variables.items():
-        variable.assign(np.reshape(golden[f"w.{name}"], variable.shape))
-    return layer, variables
+    if isinstance(backbone, keras.layers.Dense):
+        variables |= {"W": backbone.kernel, "b": backbone.bias}
+    elif backbone is not None:
+        variables |= authors_variables(model.backbone)
+    variables = {name: each for name, each in variables.items() if each is not None}
+    names = [name for name in variables if "moving" not in name]
+    assert len(model.trainable_variables) == len(names)
+    for name in names:
+        value = weights[name].T if name.endswith("film.k") else weights[name]
+        variables[name].assign(np.reshape(value, variables[name].shape))
+    return model, variables
+
+
+def weights_of(golden):
+    return {key[2:]: golden[key] for key in golden.arrays if key.startswith("w.")}
 
 
 def kept_mask(golden):
@@ -88,7 +103,9 @@ def test_inner_loop(name, dtype, inner_loop):
     steps = golden.meta["steps"]
     # Every step of the dual form; the last of the tape, which is slow.
     for step in range(1 if inner_loop == "dual" else steps, steps + 1):
-        layer, variables = load_head(golden, dtype, inner_loop, step)
+        options = {"dtype": dtype, "inner_loop": inner_loop, "inner_steps": step}
+        model, variables = build(golden.meta, weights_of(golden), **options)
+        layer = model.neighborhood
         assert layer.active_inner_loop == inner_loop
         logits = layer(z, kept=kept)
         golden.check(f"out64.logits_step{step}", logits, dtype)
@@ -143,44 +160,6 @@ def test_film(dtype):
         golden.check(f"grad64.y.{name}", gradient, dtype)
 
 
-# The authors' training steps, and their training from images to validation.
-
-
-def build(backbone, shape, classes, weights):
-    """Our model with the authors' weights, compiled, and its variables by their names."""
-    model = nsl_keras.MetaNeighborhoodModel(
-        backbone,
-        nsl_keras.layers.CosineDense(classes),
-        nsl_keras.layers.NeighborDictionary(
-            len(weights["k"]),
-            temperature=1 / abs(float(weights.pop("alpha_raw"))),
-            value_scale=float(weights.pop("gamma")),
-            dropout=0.0,
-        ),
-    )
-    model.build((None, *shape))
-    head = model.neighborhood
-    variables = {
-        "w1": head.head.kernel,
-        "tau": head.head.learned_scale,
-        "k": head.dictionary.keys,
-        "v_raw": head.dictionary.raw_values,
-        "lr_raw": head.learning_rate.weights[0],
-    }
-    if isinstance(backbone, keras.layers.Dense):
-        variables |= {"W": backbone.kernel, "b": backbone.bias}
-    else:
-        variables |= authors_variables(model.backbone)
-    # The authors have both forms of the rate at once, and use one.
-    weights.pop("lr_diag_raw", None)
-    assert {name for name in variables if "moving" not in name} == set(weights)
-    assert len(model.trainable_variables) == len(weights)
-    for name, value in weights.items():
-        value = value.T if name.endswith("film.k") else value
-        variables[name].assign(np.reshape(value, variables[name].shape))
-    return model, variables
-
-
 def steps(golden, model, count):
     """Trains one step on each batch with the authors' AdamW, and checks the loss."""
     meta = golden.meta
@@ -207,10 +186,10 @@ def steps(golden, model, count):
 @pytest.mark.parametrize("name", ["mn_adamw_steps", "mn_adamw_steps_clipped"])
 def test_training_steps(name, float64):
     golden = Golden(name)
-    weights = {key[2:]: golden[key] for key in golden.arrays if key.startswith("w.")}
-    (size, features), classes = weights["W"].shape, weights["w1"].shape[1]
+    weights = weights_of(golden)
+    size, features = weights["W"].shape
     backbone = keras.layers.Dense(features)
-    model, variables = build(backbone, (size,), classes, weights)
+    model, variables = build(golden.meta, weights, backbone, (size,))
 
     x = golden["in.x"][0].astype("float64")
     names = [name for name in variables if f"grad64.meta_loss.{name}" in golden]
@@ -236,7 +215,7 @@ def test_training_and_validation(film, float64):
     if film:
         size = meta["film_dict_size"]
         backbone = nsl_keras.convert.add_film(backbone, dictionary_size=size)
-    model, variables = build(backbone, shape, meta["C"], recipe_weights(meta))
+    model, variables = build(meta, recipe_weights(meta), backbone, shape)
     *_, images = golden["in.x"].astype("float64")
     assert list(steps(golden, model, 3)) == [0, 1, 2]
     for name, variable in variables.items():

@@ -76,14 +76,14 @@ def test_low_temperature_is_the_nearest_neighbor():
     assert_close(layer(QUERIES), expected, 1e-4)
 
 
-def test_uniform_attention_is_k_nearest_neighbors(k=4):
-    """The k nearest entries take part, at a temperature that makes them all alike."""
-    outputs = regressor(temperature=1e7)(QUERIES, kept=nearest(k))
-    expected = KNeighborsRegressor(k).fit(KEYS, TARGETS).predict(QUERIES)
+def test_uniform_attention_is_k_nearest_neighbors():
+    """The nearest entries take part, at a temperature that makes them all alike."""
+    outputs = regressor(temperature=1e7)(QUERIES, kept=nearest(4))
+    expected = KNeighborsRegressor(4).fit(KEYS, TARGETS).predict(QUERIES)
     assert_close(outputs, expected, 1e-4)
     # Classes vote: the majority has the largest logit.
-    outputs = voter(temperature=1e7)(QUERIES, kept=nearest(k))
-    shares = KNeighborsClassifier(k).fit(KEYS, LABELS).predict_proba(QUERIES)
+    outputs = voter(temperature=1e7)(QUERIES, kept=nearest(4))
+    shares = KNeighborsClassifier(4).fit(KEYS, LABELS).predict_proba(QUERIES)
     assert_close(outputs, 2 * (shares - 1 / OUTPUTS), 1e-4)
 
 

@@ -3,16 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    as_numpy,
-    assert_all_equal,
-    assert_close,
-    assert_equal,
-    normal,
-    refusing,
-    stacked,
-    values,
-)
+from helpers import as_numpy, assert_close, normal, refusing, stacked
 from keras import layers, ops
 
 import nsl_keras
@@ -81,7 +72,7 @@ ENDS = {
 )
 def test_predicts_what_the_source_predicts(make, end):
     source = randomized(make(*ENDS[end]()))
-    weights, expected = values(source.weights), as_numpy(source(IMAGES))
+    weights, expected = source.get_weights(), as_numpy(source(IMAGES))
     names = [layer.name for layer in source.layers]
     model = from_classifier(source, inner_learning_rate=1e-9)
     for adapt in (False, True):
@@ -94,7 +85,7 @@ def test_predicts_what_the_source_predicts(make, end):
     # The source is as it was, whatever becomes of the new model.
     model.set_weights([weight + 1 for weight in model.get_weights()])
     assert [layer.name for layer in source.layers] == names
-    assert_all_equal(source.weights, weights)
+    np.testing.assert_equal(source.get_weights(), weights)
 
 
 def test_options_and_frozen_backbones():
@@ -142,7 +133,7 @@ def test_a_sigmoid_becomes_two_logits(end):
     expected = as_numpy(source(IMAGES))
     logits = model(IMAGES)
     assert_close(ops.softmax(logits), np.concatenate([1 - expected, expected], 1))
-    assert_equal(model(IMAGES, adapt=False)[:, 0], 0 * expected[:, 0])
+    assert not np.any(model(IMAGES, adapt=False)[:, 0])
 
 
 def test_one_output_in_a_structure():
