@@ -48,7 +48,3 @@ def scores(queries, references, metric):
     if metric == "cosine":
         return np.einsum("bqd,brd->bqr", unit(queries), unit(references))
     return -((queries[:, :, None] - references[:, None]) ** 2).sum(-1)
-
-
-def cross_entropy():
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -25,9 +25,6 @@ keras_3_15 = pytest.mark.skipif(
 )
 
 
-# Arrays.
-
-
 def as_numpy(tensor):
     """A copy on the host; half precision becomes float32, which NumPy computes with."""
     array = np.array(ops.convert_to_numpy(tensor))
@@ -69,9 +66,6 @@ def assert_all_equal(received, expected):
     """Compares lists of tensors or variables bit by bit."""
     for one, other in zip(received, expected, strict=True):
         assert_equal(one, other)
-
-
-# Weights.
 
 
 def randomize(weights, scale=0.3, seed=6, positive=False):
@@ -118,7 +112,7 @@ def second_derivatives(function, inputs, variables):
     return gradients(squared_slope, inputs, variables)
 
 
-# Models and data.
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -169,9 +163,6 @@ def run_litert(path, inputs):
     return interpreter.get_tensor(outputs["index"])
 
 
-# Errors.
-
-
 def refused(message):
     """A context in which a call must fail with this message."""
     return pytest.raises(ValueError, match=message)
@@ -186,9 +177,6 @@ def refusing(*cases):
             use()
 
     return test
-
-
-# Processes.
 
 
 def run_python(*arguments, timeout=280, **environment):

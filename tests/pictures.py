@@ -2,28 +2,20 @@
 
 import keras
 import numpy as np
+from helpers import as_numpy, stacked
 
 import nsl_keras
 
 
 def small_model(head, task="classification", shape=(6,)):
     """A built model whose adaptation, entries and values are all far from zero."""
-    backbone = keras.Sequential(
-        [keras.Input(shape), keras.layers.Flatten(), keras.layers.Dense(5)]
-    )
-    model = nsl_keras.MetaNeighborhoodModel(
-        backbone,
-        head,
-        dictionary=12,
-        inner_learning_rate=0.5,
-        task=task,
-    )
+    backbone = stacked(shape, keras.layers.Flatten(), keras.layers.Dense(5))
+    options = {"inner_learning_rate": 0.5, "task": task}
+    model = nsl_keras.MetaNeighborhoodModel(backbone, head, 12, **options)
     model.build((None, *shape))
     rng = np.random.default_rng(0)
-    dictionary = model.dictionary
-    dictionary.keys.assign(rng.normal(size=dictionary.keys.shape))
-    values = dictionary.raw_values
-    values.assign(rng.normal(size=values.shape))
+    for variable in (model.dictionary.keys, model.dictionary.raw_values):
+        variable.assign(rng.normal(size=variable.shape))
     return model
 
 
@@ -39,8 +31,7 @@ def written(axis):
 
 def attention_of(model, x):
     """Attention of all examples, of shape `(n, num_neighbors)`."""
-    attention = model.dictionary.attention(model.features(keras.ops.convert_to_tensor(x)))
-    return keras.ops.convert_to_numpy(attention)
+    return as_numpy(model.dictionary.attention(model.features(x)))
 
 
 def offsets(collection):

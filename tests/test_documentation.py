@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import posixpath
 import re
 import shutil
@@ -22,9 +21,14 @@ from tools.documentation import interface, pages
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 PAGES = sorted(DOCS.rglob("*.md"))
-#: Pages whose code needs engines of its own: another test runs it.
-RUN_ELSEWHERE = ("guides/serving.md",)
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+#: Pages with code. Other tests run that of the first page, which is the README's, and that
+#: of "serving", which needs engines of its own.
+WITH_CODE = [
+    page
+    for page in PAGES
+    if CODE.search(page.read_text()) and page.stem not in ("index", "serving")
+]
 #: Folders whose files are made, or belong to others.
 NOT_OURS = re.compile(r"(?:.*/)?(?:\..*|build|dist|runs)/")
 SOURCES = sorted(
@@ -53,7 +57,6 @@ def pages_of(navigation):
 
 def test_every_public_name_has_a_page(tmp_path):
     interface.write_pages(tmp_path)
-
     for name in PUBLIC:
         page = tmp_path.joinpath(*name.split(".")[1:]).with_suffix(".md").read_text()
         assert page.endswith(f"\n::: {name}\n"), name
@@ -61,19 +64,15 @@ def test_every_public_name_has_a_page(tmp_path):
         assert " at 0x" not in page
 
 
-def test_navigation_leads_to_every_page(tmp_path):
+def test_navigation_leads_to_every_page():
     navigation = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     named = list(pages_of(navigation))
-
     assert len(named) == len(set(named))
-    assert {name_of(page) for page in PAGES} <= set(named)
-    interface.write_pages(tmp_path / "api")
-    listed = {
-        f"api/{name}.md" for name in (*interface.modules(), *interface.names_of(nsl_keras))
-    }
-    assert listed <= set(named)
-    notebooks = {path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
-    assert {f"notebooks/{name}.md" for name in notebooks} <= set(named)
+    api = (*interface.modules(), *interface.names_of(nsl_keras))
+    notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
+    written = [*map(name_of, PAGES), *(f"api/{name}.md" for name in api)]
+    written += [f"notebooks/{path.stem}.md" for path in notebooks]
+    assert set(written) <= set(named)
 
 
 def prose_of(path, code=False):
@@ -83,10 +82,9 @@ def prose_of(path, code=False):
     """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":
-        cells = [
-            cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
-        ]
-        text = "\n\n".join("".join(cell["source"]) for cell in cells)
+        cells = json.loads(text)["cells"]
+        prose = ("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+        text = "\n\n".join(prose)
     text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
     return text if code else re.sub(r"`[^`\n]*`", "`code`", text)
 
@@ -148,20 +146,8 @@ def shortened(block):
     return block.replace("96, 96", "32, 32").replace("epochs=5", "epochs=1")
 
 
-def test_the_site_begins_with_the_code_of_the_readme():
-    assert CODE.findall((DOCS / "index.md").read_text()) == CODE.findall(README)[:1]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "page",
-    [
-        page
-        for page in PAGES
-        if name_of(page) not in RUN_ELSEWHERE and CODE.search(page.read_text())
-    ],
-    ids=name_of,
-)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 # KerasHub batches its inputs itself.
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_code_runs(page, tmp_path, monkeypatch, eager):
@@ -194,7 +180,8 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager):
     assert (tmp_path / "intents.task").stat().st_size < 5_000
 
 
-def test_commands_named_exist():
+def test_the_readme_agrees_with_the_site_and_the_makefile():
+    assert CODE.findall((DOCS / "index.md").read_text()) == CODE.findall(README)[:1]
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([\w-]+)", README):
         if target != "and":
@@ -208,14 +195,8 @@ def test_site_builds_without_a_warning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     __main__.main([])
-    done = subprocess.run(
-        [sys.executable, "-m", "zensical", "build", "--strict"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     built = done.stdout + done.stderr
     assert done.returncode == 0, built
     assert "No issues found" in built, built
@@ -224,12 +205,9 @@ def test_site_builds_without_a_warning(tmp_path, monkeypatch):
     for name in PUBLIC:
         page = site.joinpath("api", *name.split(".")[1:], "index.html").read_text()
         assert "&gt;&gt;&gt;" in page, f"{name}: its page has no example"
-    texts = {
-        page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")
-    }
-    anchors = {
-        page: set(re.findall(r' id="([^"]+)"', text)) for page, text in texts.items()
-    }
+    found = site.rglob("*.html")
+    texts = {page.relative_to(site).as_posix(): page.read_text() for page in found}
+    anchors = {page: re.findall(r' id="([^"]+)"', text) for page, text in texts.items()}
     for page, text in texts.items():  # A strict build does not look at all of these.
         if page == "404.html":
             continue
@@ -243,8 +221,8 @@ def test_site_builds_without_a_warning(tmp_path, monkeypatch):
             elif path.endswith(("/", ".")):
                 target = posixpath.normpath(f"{target}/index.html")
             assert (site / target).is_file(), f"{page}: {link}"
-            found = anchors.get(target, set())
-            assert anchor in ("", "__skip", *found), f"{page}: {link}"
+            known = ("", "__skip", *anchors.get(target, ()))
+            assert anchor in known, f"{page}: {link}"
     formulas = (site / "mathematics" / "index.html").read_text()
     assert formulas.count("<math") > 50
     assert "arithmatex" not in formulas

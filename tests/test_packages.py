@@ -14,19 +14,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_oldest_versions_are_those_of_the_metadata():
+    extras = PROJECT["optional-dependencies"]
+    named = ("tensorflow-cpu", "jax", "visualize", "demo", "examples")
     promised = [
         *PROJECT["dependencies"],
-        *(
-            requirement
-            for extra in ("tensorflow-cpu", "jax", "visualize", "demo", "examples")
-            for requirement in PROJECT["optional-dependencies"][extra]
-            if not requirement.startswith("nsl_keras[")
-        ),
+        *(each for name in named for each in extras[name]),
     ]
     lines = (ROOT / "requirements" / "oldest.txt").read_text().splitlines()
     tested = dict(line.split("==") for line in lines if "==" in line)
     for requirement in promised:
-        name, lowest = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
+        name, lowest = re.match(r"([\w-]+)(?:>=([\d.]+)|\[)", requirement).groups()
         if name in tested:  # The others are what extras need, not what the package calls.
             parts = [[int(part) for part in v.split(".")] for v in (tested[name], lowest)]
             assert parts[0][: len(parts[1])] == parts[1], requirement

@@ -69,10 +69,9 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         epoch: int, the number of finished, saved epochs, and the next epoch to train.
 
     Raises:
-        ValueError: For a remote folder; in `fit`, if the model is not built, or the states
-            belong to a model with other weights or another number of seeds, or to other
-            `callbacks`.
-        TypeError: In `fit`, if the progress of a callback cannot be pickled.
+        ValueError: For a remote folder; in `fit`, if the model is not built, the progress
+            of a callback cannot be pickled, or the states belong to a model with other
+            weights or another number of seeds, or to other `callbacks`.
 
     Example:
 
@@ -134,7 +133,14 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._resume()
         if epoch == self.epoch:  # Before the first epoch of this `fit`, not after it.
-            pickle.dumps([*map(_progress_of, self.callbacks)])  # Raises now if ever.
+            for callback in self.callbacks:
+                try:
+                    pickle.dumps(_progress_of(callback))
+                except Exception as error:  # Each type raises its own.
+                    raise ValueError(
+                        "`callbacks` must hold callbacks whose progress `pickle` can save. "
+                        f"Received: {callback!r}"
+                    ) from error
         if epoch > self.epoch:
             self._keep(epoch, epoch)
 

@@ -6,7 +6,7 @@ import few_shot_episodes as data
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, refused, refusing
+from helpers import CROSS_ENTROPY, IS_TENSORFLOW, refused, refusing
 
 from nsl_keras import few_shot
 
@@ -36,13 +36,11 @@ def same(one, other):
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_shapes_and_dtypes():
-    sampler = make_sampler(shots=2, queries=4)
-    episode, shapes = sampler.episode(5), [(6, 2, 2, 1), (6,), (12, 2, 2, 1), (12,)]
+def test_labels_and_dtypes():
+    episode = make_sampler(shots=2, queries=4).episode(5)
     assert [each.dtype.name for each in episode] == ["float32", "int32"] * 2
     assert episode.support_labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert episode.query_labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert [each.shape for each in sampler.episodes(5)] == [(5, *each) for each in shapes]
 
 
 @pytest.mark.parametrize("names", [False, True])
@@ -95,27 +93,20 @@ def test_images_come_out_as_they_are_or_scaled():
 
 
 def test_fit_has_the_same_episodes_on_every_backend():
-    sampler, drawn, steps = make_sampler(), [], 2
+    drawn = set()
 
-    class Spy(type(sampler.batches(2, steps))):
-        def __getitem__(self, index):
-            batch = super().__getitem__(index)
-            if self._begun:
-                drawn.append(numbers_in(batch[0][2])[0].tolist())
-            return batch
+    class Noting(few_shot.EpisodeSampler):
+        def episodes(self, count, start=0):
+            drawn.update(range(start, start + count))
+            return super().episodes(count, start)
 
-    batches = Spy(sampler, 2, steps, 10)
+    batches = Noting(IMAGES, LABELS, 3, queries=2).batches(2, 2, start=10)
     model = few_shot.ProtoNet(data.identity(2, 2, 1), 3, learn_temperature=True)
-    model.compile(loss=data.cross_entropy(), run_eagerly=True)
+    model.compile(loss=CROSS_ENTROPY, run_eagerly=True)
     for _ in range(2):  # The second time the model is built.
         model.fit(batches, epochs=2, verbose=0)
-    expected = [
-        numbers_in(sampler.episode(10 + 2 * number).query_images).tolist()
-        for number in range(4 * steps)
-    ]
-    # Building may have looked at one more; `fit` shuffles within an epoch.
-    assert sorted(drawn[-4 * steps :]) == sorted(expected)
-    assert model.predict(batches, verbose=0).shape == (2 * steps, 6, 3)
+    assert drawn == {*range(10, 10 + 2 * 2 * 2 * 2)}
+    assert model.predict(batches, verbose=0).shape == (4, 6, 3)
 
 
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX must not fork")
@@ -131,7 +122,7 @@ def test_workers_draw_the_same_episodes():
         keras.utils.set_random_seed(0)
         options = {"temperature": 1e4, "learn_temperature": True}
         model = few_shot.ProtoNet(data.identity(2, 2, 1), 3, **options)
-        model.compile(keras.optimizers.SGD(0.0), data.cross_entropy())
+        model.compile(keras.optimizers.SGD(0.0), CROSS_ENTROPY, run_eagerly=True)
         batches = Slow(sampler, 1, 3, 0)
         batches.workers, batches.use_multiprocessing = workers, processes
         return model.fit(batches, epochs=3, verbose=0, shuffle=False).history["loss"]
@@ -152,11 +143,11 @@ def test_from_dataset():
 
 
 def test_equal_episodes_have_equal_fingerprints():
-    changes = [{}, {"seed": 1}, {"ways": 2}, {"scale": 2}, {"images": IMAGES + 1}]
-    changes += [{"images": IMAGES.view("int32"), "scale": None}]
+    changes = [{}, {"seed": 1}, {"ways": 2}, {"shots": 2}, {"queries": 1}, {"scale": None}]
+    changes += [{"images": IMAGES.view("int32"), "scale": None}, {"labels": LABELS + 1}]
+    changes += [{"images": IMAGES + 1}]
     found = [make_sampler(**each).fingerprint for each in changes]
-    found += [make_sampler(scale=None).fingerprint]
-    assert len(set(found)) == 7
+    assert len(set(found)) == len(changes)
     again = make_sampler(IMAGES.copy(order="F"), list(LABELS))
     assert found[0] == again.fingerprint and len(again.fingerprint) == 16
 
@@ -169,16 +160,14 @@ def test_text_stays_as_it_is():
     assert set(samplers[0].episode(0).support_images) <= set(texts)
 
 
-def with_few_bees(**options):
+def with_few_bees(queries):
     """A sampler whose class "bee" has four images."""
-    names = np.array(["owl", "cat", "dog", "cow", "ant", "bee", "fox"])[LABELS]
-    rare = np.flatnonzero(names == "bee")[4:]
-    images, names = np.delete(IMAGES, rare, axis=0), np.delete(names, rare)
-    return make_sampler(images, names, **options)
+    names = np.array(["cat"] * (len(IMAGES) - 4) + ["bee"] * 4)
+    return make_sampler(labels=names, ways=2, queries=queries)
 
 
 def test_images_that_are_just_enough():
-    with_few_bees(queries=3)
+    with_few_bees(3)
 
 
 def from_dataset(*examples):
@@ -192,27 +181,18 @@ WITH_NAN = np.where(np.arange(336).reshape(IMAGES.shape) == 14, np.nan, IMAGES)
 test_errors = refusing(
     (lambda: make_sampler(ways=8), r"`ways` must be at most .*, 7\. .*ways=8"),
     (lambda: make_sampler(ways=0), "`ways` must be a positive integer.*ways=0"),
-    (lambda: make_sampler(shots=0), "`shots` must be a positive integer.*shots=0"),
     (lambda: make_sampler(queries=1.5), "`queries` must be a positive .*queries=1.5"),
     (lambda: make_sampler(scale=0), "`scale` must be a finite number above .*scale=0"),
     (lambda: make_sampler(["text"] * 84, scale=0.5), "`scale` must be None for text"),
     (lambda: make_sampler([object()] * 84), "`images` must be numbers or text"),
     (lambda: make_sampler(seed=-1), "`seed` must be an integer of at least 0.*seed=-1"),
-    (
-        lambda: make_sampler(shots=5, queries=8),
-        r"= 5 \+ 8 examples\. Received: .*'12 examples of 0'",
-    ),
-    (
-        lambda: with_few_bees(queries=4),
-        r"= 1 \+ 4 examples\. Received: .*4 examples of 'bee'",
-    ),
+    (lambda: with_few_bees(4), r"= 1 \+ 4 examples\. Received: .*4 examples of 'bee'"),
     (lambda: make_sampler(IMAGES[1:]), r"`len\(labels\)` must be 83, .*=84"),
     (lambda: make_sampler(WITH_NAN), r"`images` must be finite.*\(3, 1, 0, 0\)"),
     (lambda: make_sampler(IMAGES[:, :0]), r"`images` must be of shape.*\(84, 0, 2, 1\)"),
     (lambda: make_sampler(labels=np.zeros(84)), "`labels` must be class numbers or"),
     (lambda: make_sampler(labels=np.zeros((2, 42), int)), "`labels` must be class"),
     (lambda: make_sampler().batches(0, 1), "`batch_size` must be"),
-    (lambda: make_sampler().batches(1, 0), "`steps` must be"),
     (lambda: make_sampler().batches(1, 1, start=-1), "`start` must be"),
     (lambda: from_dataset((np.zeros((8, 4, 2, 3)), np.zeros(8, int))), "`labels` must"),
     (lambda: from_dataset(*[(PICTURE, np.eye(3, dtype=int)[0])] * 2), "`labels` must"),
@@ -220,17 +200,13 @@ test_errors = refusing(
 )
 
 
-# Classes: their splits, disjoint and complete, and their examples.
-
 OF_TWENTY = np.repeat(np.arange(10, 30), 3)
 
 
 def test_sizes_of_splits():
     for sizes, expected in (
         ((12, 5, 3), [12, 5, 3]),
-        ((0.6, 0.25, 0.15), [12, 5, 3]),
-        (np.array([0.5, 0.5]), [10, 10]),
-        ((1.0,), [20]),
+        (np.array([0.6, 0.25, 0.15]), [12, 5, 3]),
     ):
         parts = few_shot.split_classes(OF_TWENTY, sizes, seed=4)
         assert [len(part) for part in parts] == expected
@@ -256,9 +232,7 @@ def test_the_seed_decides():
 test_errors_of_splits = refusing(
     (lambda: split(()), r"`sizes` must be integers that add up to 20"),
     (lambda: split((10, 9)), r"\(the classes\).*Received: sizes=\(10, 9\)"),
-    (lambda: split((20, 0)), r"with a class in every set\. Received: sizes=\(20, 0\)"),
     (lambda: split((0.5, 0.4)), r"fractions that add up to 1.* Received: sizes=\(0.5, 0.4"),
-    (lambda: split((1.5, -0.5)), r"fractions that add up to 1"),
     (lambda: split((0.99, 0.01)), r"with a class in every set"),
     (lambda: split((10, 10), None), "`seed` must be an integer of at least 0"),
 )
@@ -267,9 +241,8 @@ test_errors_of_splits = refusing(
 def test_select_classes():
     images = np.arange(6, dtype="uint8").reshape(6, 1, 1, 1)
     names = ["b", "a", "c", "a", "b", "c"]
-    for given in (names, np.array(names, object)):
-        chosen, labels = few_shot.select_classes(images, given, ["c", "a"])
-        assert chosen.ravel().tolist() == [1, 2, 3, 5]
-        assert labels.tolist() == ["a", "c", "a", "c"]
+    chosen, labels = few_shot.select_classes(images, np.array(names, object), ["c", "a"])
+    assert chosen.ravel().tolist() == [1, 2, 3, 5]
+    assert labels.tolist() == ["a", "c", "a", "c"]
     with refused(r"`classes` must be among.*Received.*\['d', 'e'\]"):
         few_shot.select_classes(images, names, ["a", "e", "d"])

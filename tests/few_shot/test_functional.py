@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, Subclassed, as_numpy, randomize, refused, stacked
+from helpers import Subclassed, as_numpy, randomize, refused, stacked
 from keras import layers, ops
 
 import nsl_keras
@@ -68,8 +68,7 @@ def test_predictors_alone_adapt(shared):
     options = {"inner_learning_rate": 0.1, "batch_normalization": "moving"}
     learner = few_shot.MAML(model, "predictor", inner_steps=1, **options)
     adapted = learner.adapt(images(), np.arange(6) % 2)
-    copies = adapted.layers[0].variables
-    for variable, copy in zip(model.variables, copies, strict=True):
+    for variable, copy in zip(model.variables, adapted.layers[0].variables, strict=True):
         changed = np.any(as_numpy(copy) != as_numpy(variable))
         assert changed == (id(variable) in predicting), variable.path
     both = select_variables(model, "predictor+classifier")
@@ -81,7 +80,6 @@ def test_predictors_alone_adapt(shared):
 def test_classifier_is_the_last_layer_also_inside_a_nested_model():
     body, inputs = network(), keras.Input((5, 5, 2))
     nested = keras.Model(inputs, layers.Activation("linear")(body(inputs)))
-
     head = [id(each) for each in body.get_layer("head").trainable_variables]
     assert [id(each) for each in select_variables(nested, "classifier")] == head
     subclassed = Subclassed(body)
@@ -93,10 +91,7 @@ def test_classifier_is_the_last_layer_also_inside_a_nested_model():
 
 @pytest.mark.parametrize(
     "selection",
-    [
-        *("similarity", "predictor", "head", "similarity+classifier", "classifier+head"),
-        *(["head", "gamma"], [0.5], []),
-    ],
+    ["similarity", "predictor", "classifier+head", ["head", "gamma"], [0.5], []],
 )
 def test_wrong_selections(selection):
     message = r"`inner_variables` must be .*variables \['net/convolution/kernel'.*Received"
@@ -107,9 +102,7 @@ def test_wrong_selections(selection):
 def test_what_is_frozen_does_not_adapt_unless_all_is():
     model = network()
     model.get_layer("head").trainable = False
-    with pytest.raises(
-        ValueError, match=r"trainable variables \['net.*\(layers with trainable=False have"
-    ):
+    with refused(r"trainable variables \['net.*\(layers with trainable=False have"):
         select_variables(model, "classifier")
     model.trainable = False
     assert len(select_variables(model, "classifier")) == 2
@@ -118,10 +111,8 @@ def test_what_is_frozen_does_not_adapt_unless_all_is():
 
 def test_trainable_norms_of_keras_are_refused():
     model = network(norm=layers.BatchNormalization)
-    for policy in ("support", "transductive"):
-        message = rf"batch norms \['norm'\].*convert_batch_norms\(model\)`.*='{policy}'"
-        with refused(message):
-            FunctionalModel(model, (), policy)
+    with refused(r"batch norms \['norm'\].*convert_batch_norms\(model\)`.*='support'"):
+        FunctionalModel(model)
     model.get_layer("norm").trainable = False
     thawed = FunctionalModel(model)
     model.get_layer("norm").trainable = True
@@ -162,9 +153,6 @@ def test_a_sum_of_two_classifiers_has_no_last_layer():
         select_variables(model, "classifier")
 
 
-# Second derivatives.
-
-
 class WithInexactGradient(layers.Layer):
     """Its gradient is right, and a constant: it has no derivative."""
 
@@ -174,12 +162,10 @@ class WithInexactGradient(layers.Layer):
         return square + slope * (inputs - ops.stop_gradient(inputs))
 
 
-def error(*stack, shape=(4, 4, 2), **options):
+def error(*stack, **options):
     ends = layers.Flatten(), layers.Dense(3, "tanh")
-    first = layers.Dense(2, "tanh")
-    model = stacked(shape, first, *stack, *ends)
-    x = np.random.default_rng(0).normal(size=(2, *shape))
-    return few_shot.check_second_order(model, x, **options)
+    model = stacked((5, 5, 2), layers.Dense(2, "tanh"), *stack, *ends)
+    return few_shot.check_second_order(model, images(2), **options)
 
 
 def test_exact_derivatives():
@@ -192,16 +178,6 @@ def test_inexact_derivatives():
     # Of the curvature of y^4, 12 y^2, it lacks that of the inner square, 4 y^2.
     found = few_shot.check_second_order(model, np.ones((2, 3)))
     np.testing.assert_allclose(found, 1 / 3, rtol=1e-3)
-
-
-@pytest.mark.skipif(not IS_TENSORFLOW, reason="JAX differentiates resizing")
-def test_missing_derivatives(float64):
-    assert error(layers.ReLU(), step=1e-6) < 1e-6
-    try:
-        found = error(layers.Resizing(7, 5), step=1e-6)
-    except (LookupError, RuntimeError):
-        return
-    assert found > 0.05
 
 
 def test_unbuilt_models():

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 from finite_differences import at_values, check_scalar_gradients
-from helpers import BACKEND, as_numpy, randomize, refused, reloaded, stacked
+from helpers import BACKEND, CROSS_ENTROPY, as_numpy, randomize, refused, reloaded, stacked
 from keras import layers
 
 import nsl_keras
@@ -13,10 +13,7 @@ from nsl_keras import backend
 from nsl_keras.backend import gradients_of
 from nsl_keras.few_shot import MAML
 
-tensorflow_only = pytest.mark.skipif(BACKEND == "jax", reason="TensorFlow's alone")
-WAYS = 2
-#: Higher rates amplify the rounding of float32 over five steps.
-RATE = 0.1
+WAYS, RATE = 2, 0.1
 
 
 def network():
@@ -60,7 +57,8 @@ def outer_loss(model, inputs, query_labels):
     """The loss as a function of the values of all trainable variables, and the values."""
 
     def loss():
-        return data.cross_entropy()(query_labels, model(inputs, training=True))
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return loss_of(query_labels, model(inputs, training=True))
 
     return at_values(loss, model.trainable_variables)
 
@@ -76,14 +74,10 @@ def outer_gradients(model, inputs, query_labels, jit_compile=None):
     return [as_numpy(each) for each in compute(values)]
 
 
-@tensorflow_only
+@pytest.mark.skipif(BACKEND == "jax", reason="finite differences need float64")
 @pytest.mark.parametrize(
     ("steps", "policy"),
-    [
-        (1, "transductive"),
-        pytest.param(2, "moving", marks=pytest.mark.long),
-        pytest.param(5, "support", marks=pytest.mark.long),
-    ],
+    [(1, "transductive"), pytest.param(2, "support", marks=pytest.mark.long)],
 )
 def test_outer_gradients_equal_finite_differences(steps, policy, float64):
     inputs, labels = episodes(dtype="float64")
@@ -94,7 +88,7 @@ def test_outer_gradients_equal_finite_differences(steps, policy, float64):
     assert len(found) == 12
     loss, values = outer_loss(model, inputs, labels)
     loss = backend.compiled(loss, jit_compile=False)
-    check_scalar_gradients(loss, values, found, 1e-6, 1e-5, atol=1e-8)
+    check_scalar_gradients(loss, values, found, 1e-6, 1e-5, np.random.default_rng(1))
 
 
 @pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -103,10 +97,9 @@ def test_outer_gradients_of_graphs(jit):
     model = built(perceptron(), inner_steps=2, inner_learning_rate=RATE)
     randomize(model.trainable_variables, 0.3)
     expected = outer_gradients(model, inputs, labels)
+    found = outer_gradients(model, inputs, labels, jit)
     scale = max(np.abs(each).max() for each in expected)
-    for one, other in zip(
-        outer_gradients(model, inputs, labels, jit), expected, strict=True
-    ):
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3 * scale)
 
 
@@ -114,8 +107,7 @@ def test_outer_gradients_of_graphs(jit):
 def test_policies(policy):
     """What they compute, the tests of `Finetuner` compare with a loop over `fit`."""
     (*support, queries), _ = episodes()
-    options = {"inner_learning_rate": RATE, "batch_normalization": policy}
-    model = built(perceptron(), inner_steps=2, **options)
+    model = built(perceptron(), inner_steps=2, batch_normalization=policy)
     logits = as_numpy(model((*support, queries)))
     alone = as_numpy(model((*support, queries[:, :1])))
     independent = np.allclose(alone, logits[:, :1], atol=1e-4)
@@ -126,8 +118,8 @@ def test_policies(policy):
     assert stays == (policy != "moving")
 
 
-def compiled(model, **options):
-    model.compile(keras.optimizers.Adam(0.01), data.cross_entropy(), **options)
+def compiled(model):
+    model.compile(keras.optimizers.Adam(0.01), CROSS_ENTROPY, run_eagerly=True)
     return model
 
 
@@ -135,21 +127,18 @@ def compiled(model, **options):
 def test_fit_learns_with_rates_and_leaves_the_moving_statistics(policy):
     """In batches of two episodes and one."""
     inputs, labels = episodes(3)
-    learned = {"inner_learning_rate": 0.1, "learning_rate_form": "learned"}
-    learned["batch_normalization"] = policy
-    model = MAML(perceptron(), inner_steps=1, **learned)
-    compiled(model, run_eagerly=True)
+    learned = {"learning_rate_form": "learned", "inner_learning_rate": 0.1}
+    options = {"inner_steps": 1, "batch_normalization": policy, **learned}
+    model = compiled(MAML(perceptron(), **options))
     history = model.fit(inputs, labels, batch_size=2, epochs=2, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     norm = model.model.get_layer("norm")
     np.testing.assert_array_equal(as_numpy(norm.moving_mean), 0)
     np.testing.assert_array_equal(as_numpy(norm.moving_variance), 1)
     assert len(set(map(float, model.inner_learning_rates))) == 4
-    for variable in model.trainable_variables:
-        if variable.name.startswith("inner_learning_rate"):
-            variable.assign(-0.2)
-    rates = model.inner_learning_rates
-    np.testing.assert_allclose([float(rate) for rate in rates], 0.2, rtol=1e-6)
+    for variable in model.rate.weights:
+        variable.assign(-0.2)
+    np.testing.assert_allclose(list(map(float, model.inner_learning_rates)), 0.2, rtol=1e-6)
 
 
 def test_steps_of_mixed_precision_are_those_of_full():
@@ -157,8 +146,8 @@ def test_steps_of_mixed_precision_are_those_of_full():
     inputs, _ = episodes(1)
     keras.config.set_dtype_policy("mixed_bfloat16")
     head = layers.Dense(WAYS, dtype="float32")
-    wrapped = of_layers(layers.Flatten(), head)
-    model = built(wrapped, "classifier", inner_steps=1, inner_learning_rate=1e-5)
+    options = {"inner_steps": 1, "inner_learning_rate": 1e-5}
+    model = built(of_layers(layers.Flatten(), head), "classifier", **options)
     adapted = as_numpy(model(inputs))
     model.rate.initial = 1e-30
     assert 0 < np.abs(as_numpy(model(inputs)) - adapted).max() < 1e-2
@@ -171,7 +160,7 @@ def test_a_non_finite_inner_loss_stops_fit():
     found = as_numpy(model(inputs))
     assert np.all(np.isfinite(found[:2])) and np.all(np.isnan(found[2]))
     with pytest.raises(nsl_keras.NonFiniteLossError, match="batch 1 of epoch 1"):
-        compiled(model, run_eagerly=True).fit(inputs, labels, batch_size=3, verbose=0)
+        compiled(model).fit(inputs, labels, batch_size=3, verbose=0)
 
 
 def with_two_outputs():
@@ -182,22 +171,14 @@ def with_two_outputs():
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (network, {"inner_steps": 0}, "`inner_steps` must be"),
         (network, {"inner_learning_rate": 0.0}, "`inner_learning_rate` must be"),
         (network, {"learning_rate_form": "scalar"}, "`learning_rate_form` must be"),
         (network, {"test_inner_steps": 0}, "`test_inner_steps` must be"),
-        (network, {"batch_normalization": "query"}, "`batch_normalization` must be"),
-        (network, {"inner_variables": "head"}, "`inner_variables` must be"),
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "`MAML` needs a built layer"),
         (lambda: of_layers(layers.Flatten(), layers.Softmax()), {}, "logits.*'softmax"),
         (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"model=\(None, 4, 4, 2\)"),
         (lambda: of_layers(layers.Flatten(), layers.Dense(1)), {}, "for two or more ways"),
         (with_two_outputs, {}, "`model` must be a model with one output, the"),
-        (
-            with_two_outputs,
-            {"inner_loss": "mse"},
-            "`model` must be a model with one output",
-        ),
     ],
 )
 def test_errors(make, options, message):
@@ -207,12 +188,8 @@ def test_errors(make, options, message):
 
 @pytest.mark.parametrize(
     "selection",
-    [
-        lambda model: [each.path for each in model.layers[-1].variables],
-        lambda model: "all",
-        lambda model: {"kernel"},
-    ],
-    ids=["paths", "all", "set"],
+    [lambda model: [model.layers[-1].kernel.path], lambda model: "all"],
+    ids=["path", "all"],
 )
 def test_a_file_keeps_what_adapts(selection, tmp_path):
     """Variables are stored by their places: loaded ones have other paths, some frozen."""

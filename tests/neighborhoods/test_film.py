@@ -3,22 +3,14 @@
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    as_numpy,
-    assert_close,
-    assert_equal,
-    normal,
-    randomize,
-    refusing,
-    stacked,
-)
+from helpers import as_numpy, assert_close, normal, randomize, refusing, stacked
 
 from nsl_keras import convert, graphs
 from nsl_keras.layers import InstanceFiLM
 
 
 @pytest.mark.parametrize("paper", [False, True])
-@pytest.mark.parametrize("shape", [(4,), (5, 4), (3, 5, 4), (2, 3, 5, 4)])
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 5, 4)])
 def test_starts_as_the_identity(shape, paper):
     options = {"residual": False, "learn_sharpness": False} if paper else {}
     layer, x = InstanceFiLM(6, **options), normal(2, *shape)
@@ -81,16 +73,16 @@ def check_start(model, new_model, inputs=IMAGES):
     """Same outputs, bit by bit, and the source's weights beside those of iFiLM."""
     expected = as_numpy(model(inputs))
     assert np.ptp(expected) > 0
-    assert_equal(new_model(inputs), expected)
+    np.testing.assert_array_equal(new_model(inputs), expected)
     added = {id(v) for film in films_of(new_model) for v in film.weights}
     kept = [variable for variable in new_model.weights if id(variable) not in added]
     for ours, others in zip(kept, model.weights, strict=True):
         assert ours is not others
-        assert_equal(ours, others)
+        np.testing.assert_array_equal(as_numpy(ours), as_numpy(others))
     for film in films_of(new_model):
         randomize(film, positive=True)
     assert np.abs(as_numpy(new_model(inputs)) - expected).max() > 1e-3
-    assert_equal(model(inputs), expected)  # The source has no part in it.
+    np.testing.assert_array_equal(model(inputs), expected)  # The source has no part in it.
 
 
 @pytest.mark.parametrize(
@@ -100,7 +92,6 @@ def check_start(model, new_model, inputs=IMAGES):
         ("last", ["dense_norm"]),
         (named("second_norm", "relu"), ["second_norm"]),
     ],
-    ids=["all", "last", "function"],
 )
 def test_places(where, after):
     model = residual()
@@ -109,9 +100,9 @@ def test_places(where, after):
     assert [each.name for each in found] == after
     assert [each.film.dictionary_size for each in found] == [4] * len(after)
     assert new_model.name == "net" and not new_model.compiled
-    paths = [variable.path for variable in model.variables]
-    assert set(paths) < {variable.path for variable in new_model.variables}
-    assert found[0].film.keys.path == f"{after[0]}/film/keys"
+    paths = {variable.path for variable in new_model.variables}
+    assert {variable.path for variable in model.variables} < paths
+    assert f"{after[0]}/film/keys" in paths
     check_start(model, new_model)
 
 
@@ -157,15 +148,10 @@ def add(where="all", model=None, **options):
 
 test_errors = refusing(
     (lambda: InstanceFiLM(0), "`dictionary_size` must be a positive integer"),
-    (lambda: InstanceFiLM(sharpness=0), "`sharpness` must be a finite number"),
     (lambda: InstanceFiLM(axis=2), "`axis` must be one of -1, 1"),
     (lambda: InstanceFiLM().build((2, 4, None)), "`input_shape` must be known at the"),
-    (
-        lambda: add(model=net(keras.layers.BatchNormalization())).layers[0].fold(),
-        "`fold` must be called on .*=.ModulatedBatchNormalization'",
-    ),
+    (lambda: add().layers[2].fold(), "`fold` must be called on .*=.ModulatedBatchNorm"),
     (lambda: add("every"), "`where` must be one of 'all', 'last'"),
-    (lambda: add(named("rule")), "batch norms of 'net'"),
     (lambda: add(named("relu")), "batch norms of 'net'"),
     (lambda: add(model=keras.Model()), "`model` must be a functional or Sequential"),
     (lambda: add(model=net(keras.layers.Conv2D(2, 3))), "`where` must.*of 'net'"),

@@ -6,7 +6,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from helpers import IS_TENSORFLOW, assert_all_equal, normal
+from helpers import CROSS_ENTROPY, IS_TENSORFLOW, assert_all_equal, normal, refused
 
 import nsl_keras
 from nsl_keras.callbacks import TrainingBackup
@@ -14,14 +14,12 @@ from nsl_keras.callbacks import TrainingBackup
 X, Y = normal(24, 6), (np.arange(24) % 3).astype("int32")
 
 
-class Killed(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
+def killing(at):
+    def kill(epoch, logs):
+        if epoch == at:
             raise KeyboardInterrupt
+
+    return keras.callbacks.LambdaCallback(on_epoch_begin=kill)
 
 
 class Counting(keras.callbacks.Callback):
@@ -36,25 +34,24 @@ class Counting(keras.callbacks.Callback):
         logs["seen"] = len(self.seen)
 
 
-def dense_model(**options):
-    """One of the weights is a number."""
-    keras.utils.set_random_seed(3)
-    dropout = keras.layers.Dropout(0.4, seed=1)
-    model = keras.Sequential(
-        [keras.Input((6,)), dropout, nsl_keras.layers.CosineDense(3, **options)]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        keras.optimizers.Adam(0.1), loss, metrics=["accuracy"], run_eagerly=IS_TENSORFLOW
-    )
+def compiled(model):
+    options = {"metrics": ["accuracy"], "run_eagerly": IS_TENSORFLOW}
+    model.compile(keras.optimizers.Adam(0.1), CROSS_ENTROPY, **options)
     return model
 
 
-def fit(model, folder, killed_at=None, others=(), epochs=5, inputs=None, **options):
+def dense_model(**options):
+    """One of the weights is a number."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers.Dropout(0.4, seed=1), nsl_keras.layers.CosineDense(3, **options)
+    return compiled(keras.Sequential([keras.Input((6,)), *layers]))
+
+
+def fit(model, folder, killed_at=None, others=(), inputs=None, **options):
     backup = TrainingBackup(folder, others, **options)
     given = inputs(backup) if inputs else {"x": X, "y": Y}
-    callbacks = [backup, *others, Killed(killed_at)]
-    return model.fit(**given, epochs=epochs, callbacks=callbacks, verbose=0, shuffle=False)
+    callbacks = [backup, *others, killing(killed_at)]
+    return model.fit(**given, epochs=5, callbacks=callbacks, verbose=0, shuffle=False)
 
 
 def names(folder):
@@ -94,16 +91,12 @@ def test_early_stopping(tmp_path):
         return keras.callbacks.EarlyStopping("loss", **options)
 
     found = []
-    for folder, kills in (("whole", ()), ("killed", (1, 2))):
-        for killed_at in kills:
-            with pytest.raises(KeyboardInterrupt):
-                fit(dense_model(), tmp_path / folder, killed_at, [stopping()])
-        for _ in range(2):
-            model, progress = dense_model(), stopping()
-            history = fit(
-                model, tmp_path / folder, None, [progress], delete_checkpoint=False
-            )
-            found.append((model, history, progress))
+    with pytest.raises(KeyboardInterrupt):
+        fit(dense_model(), tmp_path / "killed", 2, [stopping()])
+    for folder in ("whole", "killed", "killed"):
+        model, progress = dense_model(), stopping()
+        history = fit(model, tmp_path / folder, None, [progress], delete_checkpoint=False)
+        found.append((model, history, progress))
     assert names(tmp_path / "killed") == ["epoch_3"]
     (whole, expected, progress), *others = found
     for model, history, restored in others:
@@ -116,16 +109,12 @@ def test_early_stopping(tmp_path):
 
 def test_states_after_every_epoch(tmp_path):
     kept = []
-
-    class Look(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            kept.append(names(tmp_path))
-
+    look = keras.callbacks.LambdaCallback(lambda *_: kept.append(names(tmp_path)))
     mine = [".scratch-1", "epoch_best"]
     for name in mine:
         (tmp_path / name).mkdir()
     (tmp_path / ".epoch_of_a_kill").mkdir()
-    fit(dense_model(), tmp_path, others=[Look()])
+    fit(dense_model(), tmp_path, others=[look])
     numbers = [re.findall(r"epoch_(\d)", " ".join(each)) for each in kept]
     assert numbers == [[], ["1"], ["2"], ["3"], ["4"]]
     assert names(tmp_path) == mine
@@ -153,27 +142,21 @@ def test_processes_that_share_a_folder(tmp_path):
 def test_a_state_of_another_training(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(dense_model(), tmp_path, killed_at=1)
-    with pytest.raises(ValueError, match=r"`len\(callbacks\)` must be 0.*\)=1"):
+    with refused(r"`len\(callbacks\)` must be 0.*\)=1"):
         fit(dense_model(), tmp_path, others=[Counting()])
     more = keras.Sequential([dense_model(), keras.layers.Dropout(0.1)])
     more.compile("adam", "mse")
-    with pytest.raises(ValueError, match=r"`len\(seeds\)` must be 1.*\)=2"):
+    with refused(r"`len\(seeds\)` must be 1.*\)=2"):
         fit(more, tmp_path)
     assert names(tmp_path) == ["epoch_1"]
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
-    model.compile("adam", "sparse_categorical_crossentropy")
-    with pytest.raises(ValueError):  # Keras's.
-        fit(model, tmp_path)
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(ValueError, match="`delete_checkpoint` must be True or False"):
-        TrainingBackup("states", delete_checkpoint="no")
-    with pytest.raises(ValueError, match="must be on this machine"):
+    with refused("must be on this machine"):
         TrainingBackup("gs://bucket/states")
     # Not after the first epoch, whose work would be lost.
     log, model = keras.callbacks.CSVLogger(tmp_path / "log.csv"), dense_model()
-    with pytest.raises(TypeError, match="pickle"):
+    with refused(r"`callbacks` must hold .*CSVLogger"):
         fit(model, tmp_path / "states", others=[log])
     assert model.optimizer.iterations == 0 and not (tmp_path / "states").exists()
     log.csv_file.close()
@@ -198,10 +181,7 @@ def test_few_shot_learners(tmp_path):
         keras.utils.set_random_seed(3)
         layers = [keras.layers.Dropout(0.3, seed=0), keras.layers.Dense(3)]
         network = keras.Sequential([keras.Input((6,)), *layers])
-        learner = nsl_keras.few_shot.ProtoNet(network, ways=3)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        learner.compile("adam", loss, run_eagerly=IS_TENSORFLOW)
-        return learner
+        return compiled(nsl_keras.few_shot.ProtoNet(network, ways=3))
 
     def episodes(backup):
         sampler = nsl_keras.few_shot.EpisodeSampler(X, np.arange(24) % 4, 3, 2, 2, seed=0)
@@ -210,20 +190,3 @@ def test_few_shot_learners(tmp_path):
         return {"x": batches}
 
     check_killed(make, tmp_path, inputs=episodes)
-
-
-@pytest.mark.long
-def test_shuffled_data_sets(tmp_path):
-    """The order of the docstring, shuffled by epoch."""
-    import tensorflow as tf
-
-    data = tf.data.Dataset.from_tensor_slices((X, Y))
-
-    def of_epoch(epoch):
-        return data.shuffle(24, seed=epoch, reshuffle_each_iteration=False).batch(8)
-
-    def inputs(backup):
-        order = tf.data.Dataset.range(backup.epoch, 5).flat_map(of_epoch)
-        return {"x": order, "steps_per_epoch": 3}
-
-    check_killed(dense_model, tmp_path, inputs=inputs)

@@ -1,12 +1,12 @@
 """Batch norms by the statistics of a batch, and their moving statistics."""
 
+import functools
 import inspect
 
 import keras
 import numpy as np
 import pytest
-from finite_differences import check_scalar_gradients
-from helpers import DTYPES, assert_all_equal, gradients, normal, randomize, refusing
+from helpers import DTYPES, gradients, normal, randomize, refusing, stacked
 from keras import ops
 
 from nsl_keras.training.normalization import (
@@ -18,10 +18,8 @@ from nsl_keras.training.normalization import (
 pytestmark = pytest.mark.jax
 
 SHAPES = {
-    "images": ((5, 4, 3, 6), {"epsilon": 0.1}),
-    "no scale": ((5, 4, 3, 6), {"scale": False, "axis": 3}),
-    "no offset": ((5, 4, 3, 6), {"center": False}),
-    "channels first": ((5, 4, 3, 6), {"axis": 1}),
+    "no scale": ((5, 4, 3, 6), {"scale": False, "epsilon": 0.1}),
+    "channels first": ((5, 4, 3, 6), {"axis": 1, "center": False}),
     "vectors": ((5, 6), {}),
 }
 
@@ -54,43 +52,27 @@ def test_by_batch_it_is_the_training_mode_of_keras(case):
     layer = filled(BatchNormalization(**options), shape)
     before = layer.get_weights()
 
-    def run_by_batch(inputs):
-        return by_batch(layer, inputs)
-
     def in_training(inputs):
         return plain(inputs, training=True), [plain.moving_mean, plain.moving_variance]
 
     found = []
-    for run in (run_by_batch, in_training):
+    for run in (functools.partial(by_batch, layer), in_training):
         outputs, statistics = run(inputs)
-        outputs, *statistics = [ops.convert_to_numpy(v) for v in (outputs, *statistics)]
         (gradient,) = gradients(lambda x: ops.sum(weights * run(x)[0]), [inputs])
-        found.append([outputs, gradient, *statistics])
+        found.append([*map(ops.convert_to_numpy, [outputs, gradient, *statistics])])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    assert_all_equal(layer.get_weights(), before)
+    np.testing.assert_equal(layer.get_weights(), before)
 
 
-def test_second_derivatives():
-    """The penalty of a gradient, by finite differences."""
-    inputs, weights = (ops.convert_to_tensor(each) for each in normal(2, 7, 3, seed=1))
-    layer = filled(BatchNormalization(), inputs.shape)
-
-    def penalty(inputs):
-        def loss(x):
-            return ops.sum(weights * by_batch(layer, x)[0] ** 2)
-
-        (slope,) = gradients(loss, [inputs])
-        return ops.sum(slope**2)
-
-    found = gradients(penalty, [inputs])
-    check_scalar_gradients(lambda at: penalty(*at), [inputs], found, 1e-2, 1e-2)
-
-
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
-    "options",
-    [{"momentum_warmup": False}, {"trainable": False}, {"momentum": 0.0}],
+    ("options", "masked"),
+    [
+        ({"momentum_warmup": False}, True),
+        ({"momentum_warmup": False}, False),
+        ({"trainable": False}, False),
+        ({"momentum": 0.0}, True),
+    ],
     ids=str,
 )
 def test_it_computes_as_that_of_keras(options, masked):
@@ -111,9 +93,7 @@ def test_conversion_of_a_model():
     """Nested models and shared layers included; the copy computes and trains the same."""
     inputs = keras.Input((4,))
     norm = keras.layers.BatchNormalization(name="shared", momentum=0.8)
-    inner = keras.Sequential(
-        [keras.Input((4,)), keras.layers.BatchNormalization(name="inner", trainable=False)]
-    )
+    inner = stacked((4,), keras.layers.BatchNormalization(name="inner", trainable=False))
     outputs = norm(inner(norm(inputs)))
     ours = BatchNormalization(name="ours")
     model = keras.Model(inputs, ours(outputs))
@@ -127,7 +107,7 @@ def test_conversion_of_a_model():
         np.testing.assert_allclose(
             converted(batch, training=training), model(batch, training=training), atol=1e-6
         )
-    assert_all_equal(converted.weights, model.weights)
+    np.testing.assert_equal(converted.get_weights(), model.get_weights())
 
 
 def batches(count, shape=(16, 3), seed=0):
@@ -141,10 +121,9 @@ def rate_of(count, seen, momentum=0.99):
 
 
 @pytest.mark.parametrize(
-    ("momentum", "dtype"),
-    [(0.0, "float32"), (0.5, "float32"), (0.99, "float32"), (0.8, DTYPES[0])],
+    ("momentum", "dtype", "before"),
+    [(0.5, "float32", 0), (0.99, "float32", 512 * 100), (0.8, DTYPES[0], 0)],
 )
-@pytest.mark.parametrize("before", [0, 512 * 100])
 def test_moving_statistics_are_the_weighted_average(momentum, dtype, before):
     """From the first batch on; a last one of a single example moves them little.
 
@@ -170,11 +149,11 @@ def test_padding_counts_as_no_examples():
     layer = filled(BatchNormalization(), (4, 6, 3))
     batch = batches(1, (4, 6, 3))[0]
     mask = np.zeros((4, 6), bool)
-    before = [weight.numpy() for weight in layer.weights]
+    before = layer.get_weights()
     layer(batch, mask=mask, training=True)
     layer(batch[:0], mask=mask[:0], training=True)
     layer(batch[:0], training=True)
-    assert_all_equal(layer.weights, before)
+    np.testing.assert_equal(layer.get_weights(), before)
     layer.seen_examples.assign(64)
     mask[1, :3] = True
     layer(batch, mask=mask, training=True)
@@ -184,20 +163,20 @@ def test_padding_counts_as_no_examples():
 
 
 def masked_by_batch():
-    inputs = np.ones((2, 3, 4), "float32")
-    by_batch(filled(BatchNormalization(), inputs.shape), inputs, np.ones((2, 3), bool))
+    norm, inputs = filled(BatchNormalization(), (2, 3, 4)), np.ones((2, 3, 4))
+    by_batch(norm, by_batch(norm, inputs)[0])  # Once in each context.
+    by_batch(norm, inputs, np.ones((2, 3), bool))
 
 
 def twice_by_batch():
     norm = filled(BatchNormalization(), (2, 4))
-    by_batch(norm, by_batch(norm, np.ones((2, 4)))[0])  # Once in each context.
     with normalizing_by_batch([norm]):
         norm(norm(np.ones((2, 4), "float32")))
 
 
 def converted_renorm():
     norm = keras.layers.BatchNormalization(renorm=True)
-    convert_batch_norms(keras.Sequential([keras.Input((4,)), norm]))
+    convert_batch_norms(stacked((4,), norm))
 
 
 RENORM = "renorm" in inspect.signature(keras.layers.BatchNormalization).parameters
@@ -208,12 +187,9 @@ test_errors = refusing(
     (lambda: BatchNormalization().fold(), "`fold` needs a built layer"),
     (masked_by_batch, "called once in a model, without a mask, to"),
     (twice_by_batch, "must be called once in a model.*several calls"),
-    *(
-        pytest.param(
-            use,
-            "`renorm` must be False.*renorm=True",
-            marks=pytest.mark.skipif(not RENORM, reason="not in this version of Keras"),
-        )
-        for use in (lambda: BatchNormalization(renorm=True), converted_renorm)
+    pytest.param(
+        converted_renorm,
+        "`renorm` must be False.*renorm=True",
+        marks=pytest.mark.skipif(not RENORM, reason="not in this version of Keras"),
     ),
 )
