@@ -5,10 +5,12 @@
 
 Nothing is typed in by hand; what has no record is "not run". Rows whose runs differ in
 backend, or in the length or the learning rates of their trials, or whose trials ended at
-chance, are "not comparable"; both
-commands fail where README or a matrix would compare such rows. On the pages of README and
-docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by
-its command and setting, or by a link to them.
+chance, are "not comparable"; both commands fail where README or a matrix would compare such
+rows. The check also fails where a row stands without what its experiment asks for (`FAIR`),
+where a ± is not over seeds or draws of the records, and where a learning rate at the edge
+of its trials has no star. On the pages of README and docs a table stands between
+`<!-- table: NAME -->` and `<!-- end -->`, and is followed by its command and setting, or by
+a link to them.
 """
 
 import pathlib
@@ -121,19 +123,22 @@ def with_tables(text: str) -> str:
 
 def _where() -> str:
     """One row a kind of problem: points above a plain network, here and with rivals."""
-    photographs = _records(pretrained.RECIPE).runs
+    photographs = [run["accuracy"] for run in _records(pretrained.RECIPE).runs]
 
     def above(step: str, baseline: str = "regression") -> str:
-        found = [each["accuracy"] for each in photographs]
-        return tables.mean([100 * (each[step] - each[baseline]) for each in found], "+")
+        gains = (100 * (each[step] - each[baseline]) for each in photographs)
+        return tables.mean(gains, "+", "draws")
 
     studied = [
         each
         for each in _records(pretrained.PLACE).runs
         if each["domain"] in pretrained.CORRUPTED and each["shots"] == 5
     ]
-    names = "LoRA of rank 1 + head", "everything", "M unconstrained + head"
-    lora, everything, similarity = (pretrained.cell(studied, each) for each in names)
+    others = "; ".join(
+        f"{name}{tables.star(tables.of_method(studied, name))}: "
+        f"{pretrained.cell(studied, name)}"
+        for name in ("LoRA of rank 1 + head", "everything", "M unconstrained + head")
+    )
     few_shot = _records(*FEW_SHOT)
     trials = tables.trials_of(few_shot)
     steps = {
@@ -143,42 +148,39 @@ def _where() -> str:
         if row["case"].startswith("few-shot") and each["xla"] == "off"
     }
 
-    def new_classes(name: str, title: str) -> str:
-        row = few_shot_methods.METHODS[name].title
+    def new_classes(name: str) -> str:
+        title = few_shot_methods.METHODS[name].title
         pair = [tables.of_method(few_shot.runs, each) for each in (name, "finetuning")]
         tables.require_comparable(*pair, trials)
-        own, plain = ({run["seed"]: run["accuracy"] for run in each} for each in pair)
-        above = [f"{100 * (own[seed] - plain[seed]):+.2f}" for seed in sorted(own)]
-        return f"{title}: {' and '.join(above)} ({steps.get(row, '3.3x the training')})"
+        gain = tables.difference(
+            *(
+                tables.percent(few_shot.runs, each, "accuracy")
+                for each in (name, "finetuning")
+            )
+        )
+        price = f" ({steps[title]})" if title in steps else ""
+        return f"{title}{tables.star(pair[0], trials)}: {gain}{price}"
 
-    wider = new_classes("same_parameters", "wider network with as many parameters")
+    step = pretrained.STEPS
     rows = [
         [
             "five photographs per class, clean and corrupted",
-            f"`Finetuner.adapt`: {above('adapt')}; then a similarity, trained and folded: "
+            f"{step['adapt']}: {above('adapt')}; {step['similarity']}: "
             f"{above('similarity')}, of which over the classifier alone "
             f"{above('similarity', 'head')}",
-            "logistic regression on the network's features: 0; "
-            f"the classifier alone, trained as long: {above('head')}. From the regression, "
-            f"on five corruptions with four draws: LoRA of rank 1 {lora}, all weights "
-            f"{everything}, a similarity {similarity}",
+            f"{step['regression']}: 0; {step['head']}: {above('head')}; "
+            f"on five corruptions: {others}",
             "none once folded",
         ],
         [
             "new classes of CIFAR-100, five images per class",
-            new_classes("dynamic_nsn", "dynamic diagonal similarity"),
-            f"{wider}; {new_classes('longer', 'longer training')}",
+            new_classes("dynamic_nsn"),
+            "; ".join(map(new_classes, ("finetuning", "same_parameters", "longer"))),
             "time and memory of the predictors",
         ],
     ]
     columns = ["situation", "with this package", "instead", "price at inference"]
     return tables.markdown(columns, rows)
-
-
-def _cells(table: str, title: str) -> list[str]:
-    """The cells of a row of a Markdown table after its title."""
-    row = next(line for line in table.splitlines() if line.startswith(f"| {title} |"))
-    return [cell.strip() for cell in row.split("|")[2:-1]]
 
 
 def _records(file: str, name: str = "") -> runs.RunRecords:
@@ -289,6 +291,7 @@ def _shown(
     if how is None and parts[0].startswith("#"):
         anchor = re.sub(r"[^\w\- ]", "", parts[0].strip("# ").lower()).replace(" ", "-")
         how = f"[Command]({FILES}/README.md#{anchor})"
+    table = "\n\n".join([table, *tables.notes(table)])
     if how:
         return f"{table}\n\n{how}, [records]({records})."
     how = "\n\n".join(parts[:first])
@@ -309,24 +312,21 @@ _MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
     "demo": lambda: _section(experiments.demo.table, "digits"),
-    "rivals": lambda: experiments.demo.table.rivals(
-        _records(experiments.demo.table.PLACE, "digits_rivals").runs
-    ),
     "few_shot": lambda: _few_shot(
-        (0, 1, 2), without=(tables.NOT_COMPARABLE, "layer of predictors")
+        (0, 1, 2), without=(tables.NOT_COMPARABLE, "layer of predictors", "ProtoNet, ")
     ),
     "static_few_shot": lambda: _few_shot(
         range(4), _SMALL, experiments.few_shot.table.ADAPTED
     ),
     "dynamic_few_shot": lambda: _few_shot(
-        (0, 1, 2, 3, 5), f"{_SMALL}_tuned", experiments.few_shot.table.DYNAMIC
+        (0, 1, 2), f"{_SMALL}_tuned", experiments.few_shot.table.DYNAMIC
     ),
     "calibration": lambda: _section(calibration),
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
     "uns_long": lambda: _apart("8-16-32_cifar10_5000_2340", 0.01),
     "uns_test": lambda: _similarity("8-16-32_cifar10_5000_2340", "uns", range(4)),
     "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),
-    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", range(6)),
+    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", (0, 1, 2, 3, 5)),
     "inner_steps": lambda: _image_classification(_MNIST, range(5), experiment="A.5"),
     "classifiers": lambda: _image_classification(_MNIST, range(4), experiment="A.6"),
     "converged": _converged,
@@ -345,6 +345,44 @@ TABLES: dict[str, Callable[[], str]] = {
     "load": lambda: _section(load),
 }
 
+_SIMILARITY = experiments.neural_similarity.table.FAIR, "neural_similarity.jsonl"
+_IMAGES = experiments.image_classification.table.FAIR, "image_classification.jsonl"
+_FEW_SHOT = experiments.few_shot.table.FAIR, FEW_SHOT[0]
+_NARROW = "16-32-64_cifar10_10000_2340_tuned"
+_DIGITS = experiments.demo.table.FAIR, experiments.demo.table.PLACE, "digits"
+_PHOTOGRAPHS = pretrained.FAIR, pretrained.PLACE, ""
+#: What experiments ask of a table or a page, with the records of its figures.
+FAIR: dict[str, Sequence[tuple[tables.Fair, str, str]]] = {
+    "where": (_PHOTOGRAPHS, (*_FEW_SHOT, FEW_SHOT[1])),
+    "which_method.md": (_PHOTOGRAPHS, _DIGITS, (*_SIMILARITY, f"cnn9_default_{_NARROW}")),
+    "demo": (_DIGITS,),
+    "few_shot": ((*_FEW_SHOT, FEW_SHOT[1]),),
+    "static_few_shot": ((*_FEW_SHOT, _SMALL),),
+    "dynamic_few_shot": ((*_FEW_SHOT, f"{_SMALL}_tuned"),),
+    "converged": (
+        (*_SIMILARITY, f"cnn9_default_{_NARROW}"),
+        (*_IMAGES, "convnet4_12-48-96-96_cifar10_10000_2340_tuned"),
+    ),
+    "uns_test": ((*_SIMILARITY, "cnn9_default_8-16-32_cifar10_5000_2340"),),
+    "cifar10": ((*_IMAGES, "convnet4_cifar10_all_1500"),),
+    **dict.fromkeys(("inner_steps", "classifiers"), ((*_IMAGES, _MNIST),)),
+    "regression": ((experiments.regression.table.FAIR, "regression.jsonl", ""),),
+    **dict.fromkeys(("pretrained", "corruptions"), (_PHOTOGRAPHS,)),
+}
+
+
+def unfair(texts: dict[pathlib.Path, str]) -> list[str]:
+    """What pages compare that no experiment would."""
+    found = [f"{page}: {each}" for page, t in texts.items() for each in tables.unstated(t)]
+    by_name = {page.name: text for page, text in texts.items()}
+    for name, asked in FAIR.items():
+        text = by_name.get(name) or TABLES[name]()
+        for fair, *place in asked:
+            records = _records(*place)
+            lacking = fair.problems(text, records.runs, tables.trials_of(records))
+            found += [f"{name}: {each}" for each in lacking]
+    return found
+
 
 def made() -> dict[pathlib.Path, str]:
     """The text of every page that has a table."""
@@ -356,11 +394,13 @@ def made() -> dict[pathlib.Path, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the pages; with --check fails where they differ from the records."""
-    stale = {page: text for page, text in made().items() if page.read_text() != text}
+    """Writes the pages; with --check fails where one is stale or compares unfairly."""
+    texts = made()
+    stale = {page: text for page, text in texts.items() if page.read_text() != text}
     if "--check" in arguments:
         names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
-        raise SystemExit(f"Call python -m experiments.tables for {names}." if names else 0)
+        found = [f"Call python -m experiments.tables for {names}."] if names else []
+        raise SystemExit("\n".join(found + unfair(texts)) or 0)
     for page, text in stale.items():
         runs.write_text(page, text)
 

@@ -65,7 +65,7 @@ def _section(owner: str, found: list[dict]) -> str:
     large = sum(each.has_large_gap for each in own)
     return f"""## With {owner} batch norms
 
-Means over the cells, differences ± their standard deviation:
+Means over the cells:
 
 {summary_table(comparisons)}
 
@@ -106,7 +106,7 @@ def summary_table(comparisons: list[Comparison]) -> str:
             [
                 method.title,
                 str(len(cells)),
-                tables.mean((each.difference() for each in cells), "+"),
+                f"{statistics.mean(each.difference() for each in cells):+.2f}",
                 _named(worst) if worst.difference() < 0 else "none",
                 _named(best) if best.difference() > 0 else "none",
                 f"{statistics.mean(each.difference(LAST_EPOCHS) for each in cells):+.2f}",
@@ -144,5 +144,5 @@ def _place(run: dict) -> tuple[str, str]:
 
 def _difference(cell: Comparison) -> str:
     mean, width = cell.difference(), cell.half_width()
-    shown = f"{mean:+.2f} ± {width:.2f}"
+    shown = tables.spread(mean, width, "seeds", len(cell.seeds), "+")
     return f"**{shown}**" if abs(mean) > width else shown
