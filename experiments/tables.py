@@ -180,34 +180,50 @@ def _where() -> str:
         ],
     ]
     columns = ["situation", "with this package", "instead", "price at inference"]
-    return tables.markdown(columns, rows)
+    made = tables.markdown(columns, rows)
+    _asked(made, pretrained.FAIR, _records(pretrained.PLACE))
+    return _asked(made, experiments.few_shot.table.FAIR, few_shot)
 
 
 def _records(file: str, name: str = "") -> runs.RunRecords:
     return runs.RunRecords(RESULTS / file, name)
 
 
+#: What tables lack that their experiments ask for.
+LACKING: dict[str, None] = {}
+
+
+def _asked(made: str, fair: tables.Fair, records: runs.RunRecords) -> str:
+    """A table or page, of which the check is told what it lacks."""
+    found = fair.problems(made, records.runs, tables.trials_of(records))
+    LACKING.update(dict.fromkeys(f"{records.path.name}: {each}" for each in found))
+    return made
+
+
 def _image_classification(
     name: str, columns: Sequence[int], how: str | None = None, experiment: str = "table_1"
 ) -> str:
     records = _records("image_classification.jsonl", name)
-    made = experiments.image_classification.table.section(records, [experiment])
-    return _shown(made, records.path.name, columns, how)
+    table = experiments.image_classification.table
+    made = _shown(table.section(records, [experiment]), records.path.name, columns, how)
+    return _asked(made, table.FAIR, records)
 
 
 def _few_shot(
     columns: Sequence[int], name: str = FEW_SHOT[1], *rows: Any, without: Sequence[str] = ()
 ) -> str:
-    made = experiments.few_shot.table.section(_records(FEW_SHOT[0], name), *rows)
-    return _shown(made, FEW_SHOT[0], columns, without=without)
+    records, table = _records(FEW_SHOT[0], name), experiments.few_shot.table
+    made = _shown(table.section(records, *rows), FEW_SHOT[0], columns, without=without)
+    return _asked(made, table.FAIR, records)
 
 
 def _similarity(
     setting: str, number: str, columns: Sequence[int], how: str | None = None
 ) -> str:
     records = _records("neural_similarity.jsonl", f"cnn9_default_{setting}")
-    made = experiments.neural_similarity.table.section(records, [number])
-    return _shown(made, records.path.name, columns, how)
+    table = experiments.neural_similarity.table
+    made = _shown(table.section(records, [number]), records.path.name, columns, how)
+    return _asked(made, table.FAIR, records)
 
 
 def _converged() -> str:
@@ -260,8 +276,12 @@ def _prices(group: str) -> str:
     return _shown(f"{tables.commands(found)}\n\n{made}", "benchmarks.jsonl")
 
 
-def _section(module: Any, *kind: str, columns: Sequence[int] | None = None) -> str:
-    return _shown(module.section(RESULTS, *kind), module.PLACE, columns)
+def _section(
+    module: Any, *kind: str, columns: Sequence[int] | None = None, name: str = ""
+) -> str:
+    made = _shown(module.section(RESULTS, *kind), module.PLACE, columns)
+    fair = getattr(module, "FAIR", tables.Fair({}))
+    return _asked(made, fair, _records(module.PLACE, name))
 
 
 def _shown(
@@ -311,7 +331,7 @@ _SMALL = "cifar_fs_small_16_cnn4_5way_5shot_augmented"
 _MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
-    "demo": lambda: _section(experiments.demo.table, "digits"),
+    "demo": lambda: _section(experiments.demo.table, "digits", name="digits"),
     "few_shot": lambda: _few_shot(
         (0, 1, 2), without=(tables.NOT_COMPARABLE, "layer of predictors", "ProtoNet, ")
     ),
@@ -345,43 +365,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "load": lambda: _section(load),
 }
 
-_SIMILARITY = experiments.neural_similarity.table.FAIR, "neural_similarity.jsonl"
-_IMAGES = experiments.image_classification.table.FAIR, "image_classification.jsonl"
-_FEW_SHOT = experiments.few_shot.table.FAIR, FEW_SHOT[0]
-_NARROW = "16-32-64_cifar10_10000_2340_tuned"
-_DIGITS = experiments.demo.table.FAIR, experiments.demo.table.PLACE, "digits"
-_PHOTOGRAPHS = pretrained.FAIR, pretrained.PLACE, ""
-#: What experiments ask of a table or a page, with the records of its figures.
-FAIR: dict[str, Sequence[tuple[tables.Fair, str, str]]] = {
-    "where": (_PHOTOGRAPHS, (*_FEW_SHOT, FEW_SHOT[1])),
-    "which_method.md": (_PHOTOGRAPHS, _DIGITS, (*_SIMILARITY, f"cnn9_default_{_NARROW}")),
-    "demo": (_DIGITS,),
-    "few_shot": ((*_FEW_SHOT, FEW_SHOT[1]),),
-    "static_few_shot": ((*_FEW_SHOT, _SMALL),),
-    "dynamic_few_shot": ((*_FEW_SHOT, f"{_SMALL}_tuned"),),
-    "converged": (
-        (*_SIMILARITY, f"cnn9_default_{_NARROW}"),
-        (*_IMAGES, "convnet4_12-48-96-96_cifar10_10000_2340_tuned"),
-    ),
-    "uns_test": ((*_SIMILARITY, "cnn9_default_8-16-32_cifar10_5000_2340"),),
-    "cifar10": ((*_IMAGES, "convnet4_cifar10_all_1500"),),
-    **dict.fromkeys(("inner_steps", "classifiers"), ((*_IMAGES, _MNIST),)),
-    "regression": ((experiments.regression.table.FAIR, "regression.jsonl", ""),),
-    **dict.fromkeys(("pretrained", "corruptions"), (_PHOTOGRAPHS,)),
+#: Of a page with figures that are typed in, and the records they come from.
+TYPED = {
+    "which_method.md": (
+        (pretrained.FAIR, (pretrained.PLACE,)),
+        (experiments.demo.table.FAIR, (experiments.demo.table.PLACE, "digits")),
+        (
+            experiments.neural_similarity.table.FAIR,
+            ("neural_similarity.jsonl", "cnn9_default_16-32-64_cifar10_10000_2340_tuned"),
+        ),
+    )
 }
-
-
-def unfair(texts: dict[pathlib.Path, str]) -> list[str]:
-    """What pages compare that no experiment would."""
-    found = [f"{page}: {each}" for page, t in texts.items() for each in tables.unstated(t)]
-    by_name = {page.name: text for page, text in texts.items()}
-    for name, asked in FAIR.items():
-        text = by_name.get(name) or TABLES[name]()
-        for fair, *place in asked:
-            records = _records(*place)
-            lacking = fair.problems(text, records.runs, tables.trials_of(records))
-            found += [f"{name}: {each}" for each in lacking]
-    return found
 
 
 def made() -> dict[pathlib.Path, str]:
@@ -400,7 +394,11 @@ def main(arguments: list[str]) -> None:
     if "--check" in arguments:
         names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
         found = [f"Call python -m experiments.tables for {names}."] if names else []
-        raise SystemExit("\n".join(found + unfair(texts)) or 0)
+        for page, text in texts.items():
+            found += [f"{page.name}: {each}" for each in tables.unstated(text)]
+            for fair, place in TYPED.get(page.name, ()):
+                _asked(text, fair, _records(*place))
+        raise SystemExit("\n".join([*found, *LACKING]) or 0)
     for page, text in stale.items():
         runs.write_text(page, text)
 

@@ -1,6 +1,7 @@
 """Parts of Markdown tables: means over seeds, differences paired by seed."""
 
 import dataclasses
+import math
 import re
 import shlex
 import statistics
@@ -27,26 +28,29 @@ MADE: dict[str, tuple[str, int]] = {}
 class Fair:
     """What an experiment asks of a table of its rows."""
 
-    #: The titles of rows by their names in the records, where they differ.
-    titles: Mapping[str, str]
-    #: Titles of baseline, controls and nearest neighbors by the title that needs them.
-    beside: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    #: Baseline, controls and nearest neighbors by the row that needs them.
+    beside: Mapping[str, Sequence[str]]
+    #: Titles by names in the records, where they differ.
+    titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def problems(self, text: str, found: list[dict], trials: Trials = None) -> list[str]:
         """What the tables of a text lack, whose figures are of `found`."""
         lines = [each for each in text.splitlines() if each[:1] == "|"]
         rows = [re.split(r" *[|:;] *", each) for each in lines if NOT_RUN not in each]
         shown = {piece for row in rows for piece in row}
-        titles = {piece.rstrip("*") for piece in shown}
+        found = [run for run in found if "method" in run]
+        names = {run["method"] for run in found} | {*self.beside}
+        titles = {name: self.titles.get(name, name) for name in names}
         lacking = [
-            f"{title} without {other}"
-            for title in titles & self.beside.keys()
-            for other in sorted({*self.beside[title]} - titles)
+            f"{titles[name]} without the star of its learning rate"
+            for name in names
+            if titles[name] in shown and star(of_method(found, name), trials)
         ]
-        for name in {run.get("method") for run in found}:
-            title = self.titles.get(name, name)
-            if title in shown and star(of_method(found, name), trials):
-                lacking.append(f"{title} without the star of its learning rate")
+        shown = {piece.rstrip("*") for piece in shown}
+        for name, others in self.beside.items():
+            missing = {self.titles.get(other, other) for other in others} - shown
+            if titles[name] in shown and missing:
+                lacking.append(f"{titles[name]} without {', '.join(sorted(missing))}")
         return lacking
 
 
@@ -96,6 +100,8 @@ def notes(table: str) -> list[str]:
 def spread(
     value: float, width: float, over: str, count: int, sign: str = "", digits: int = 2
 ) -> str:
+    if not math.isfinite(width):
+        return f"{value:{sign}.{digits}f}"
     made = f"{value:{sign}.{digits}f} ± {width:.{digits}f}"
     MADE[made.lstrip("+-")] = over, count
     return made

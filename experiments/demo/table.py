@@ -22,11 +22,11 @@ RIVALS = (
     *("SVM, RBF kernel", "perceptron, 590 hidden units"),
 )
 FAIR = tables.Fair(
-    TITLES,
     {
-        TITLES["neighborhoods"]: (TITLES["plain"], *RIVALS),
-        TITLES["linear_neighborhoods"]: (TITLES["linear_longer"], *RIVALS),
+        "neighborhoods": ("plain", *RIVALS),
+        "linear_neighborhoods": ("linear_longer", *RIVALS),
     },
+    TITLES,
 )
 
 

@@ -27,17 +27,12 @@ def sections(results: pathlib.Path) -> str:
 
 
 FAIR = tables.Fair(
-    {name: method.title for name, method in methods.METHODS.items()},
     {
-        methods.METHODS[name].title: [methods.METHODS[other].title for other in others]
-        for name, others in {
-            "dynamic_nsn": ("finetuning", "same_parameters", "longer"),
-            "neighborhoods": ("nearest_neighbor", "finetuning"),
-            **{
-                f"{name}_dynamic": (name,) for name in ("proto_net", "relation_net", "maml")
-            },
-        }.items()
+        "dynamic_nsn": ("finetuning", "same_parameters", "longer"),
+        "neighborhoods": ("finetuning", "nearest_neighbor"),
+        **{f"{name}_dynamic": (name,) for name in ("proto_net", "relation_net", "maml")},
     },
+    {name: method.title for name, method in methods.METHODS.items()},
 )
 #: Every row beside the finetuned classifier, learners beside themselves with dynamic
 #: networks, and adapted similarities.
@@ -172,12 +167,10 @@ def _difference(
     """Difference of two methods, over the seeds that both were trained with."""
     finished = [run for run in found if "diverged" not in run]
     pair = [tables.of_method(finished, name) for name in (first, second)]
-    both = set.intersection(*({run["seed"] for run in runs} for runs in pair))
-    if not both or first == second:
-        return ""
-    shared = [[run for run in each if run["seed"] in both] for each in pair]
-    if tables.incomparable(*shared, trials, chance=1 / setting["ways"]):
-        return tables.NOT_COMPARABLE
-    return tables.difference(
+    shown = tables.difference(
         *(tables.percent(finished, name, "accuracy") for name in (first, second))
     )
+    if first == second or not shown:
+        return ""
+    reason = tables.incomparable(*pair, trials, chance=1 / setting["ways"])
+    return tables.NOT_COMPARABLE if reason else shown

@@ -146,27 +146,16 @@ def table(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> str:
     rows = []
     for name, cells in comparisons.items():
         by_place = {(cell.dataset, cell.network): cell for cell in cells}
-        pooled_seeds = sum(len(cell.seeds) for cell in cells)
-        both = {
-            place: (
-                cell.difference(LAST_EPOCHS),
-                cell.half_width(LAST_EPOCHS),
-                len(cell.seeds),
-            )
-            for place, cell in by_place.items()
-        }
-        shown = [_shown(*both[place]) if place in both else "not run" for place in places]
+        gain = tables.spread(*pooled(cells), "seeds", sum(len(c.seeds) for c in cells), "+")
+        shown = [
+            by_place[place].interval(LAST_EPOCHS) if place in by_place else "not run"
+            for place in places
+        ]
         measured = [times.get((name, network)) for network in NAMES]
         own = [f"{each['median']:.2f}x" if each else "not run" for each in measured]
         seeds = ", ".join(str(len(cell.seeds)) for cell in cells)
-        rows.append([name, _shown(*pooled(cells), pooled_seeds), *own, *shown, seeds])
+        rows.append([name, gain, *own, *shown, seeds])
     return tables.markdown(["predictor", "mean", *titles, *columns, "seeds"], rows)
-
-
-def _shown(gain: float, width: float, count: int) -> str:
-    if not math.isfinite(width):
-        return f"{gain:+.2f}"
-    return tables.spread(gain, width, "seeds", count, "+")
 
 
 def picture(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> Any:

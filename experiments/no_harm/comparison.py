@@ -57,6 +57,10 @@ class Comparison(NamedTuple):
         quantile = float(stats.t.ppf(0.975, count - 1))
         return quantile * statistics.stdev(differences) / math.sqrt(count)
 
+    def interval(self, epochs: int = 1) -> str:
+        width = self.half_width(epochs)
+        return tables.spread(self.difference(epochs), width, "seeds", len(self.seeds), "+")
+
     @property
     def has_large_gap(self) -> bool:
         baseline = mean_gap(self.baseline)

@@ -143,6 +143,5 @@ def _place(run: dict) -> tuple[str, str]:
 
 
 def _difference(cell: Comparison) -> str:
-    mean, width = cell.difference(), cell.half_width()
-    shown = tables.spread(mean, width, "seeds", len(cell.seeds), "+")
-    return f"**{shown}**" if abs(mean) > width else shown
+    shown = cell.interval()
+    return f"**{shown}**" if abs(cell.difference()) > cell.half_width() else shown

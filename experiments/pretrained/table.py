@@ -92,12 +92,12 @@ STEPS = {
     "similarity": "`add_similarity`, trained and folded",
 }
 FAIR = tables.Fair(
-    {},
     {
-        STEPS["similarity"]: (STEPS["regression"], STEPS["head"]),
+        "similarity": ("regression", "head"),
         "M unconstrained + head": ("everything",),
         "neighbors": (BASELINE, "nearest centroid"),
     },
+    STEPS,
 )
 
 PARTS = {

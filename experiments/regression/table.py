@@ -17,7 +17,7 @@ PUBLISHED = {
     "gom": ("0.5982 ± 0.0521", "0.5949 ± 0.0515", "0.5681 ± 0.0563"),
 }
 
-FAIR = tables.Fair({}, {"Meta-Neighborhoods": ("kNN", "vanilla")})
+FAIR = tables.Fair({"Meta-Neighborhoods": ("kNN", "vanilla")})
 
 
 def table(settings: list[runs.RunRecords]) -> str:
