@@ -19,23 +19,23 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import experiments.demo.table
-import experiments.few_shot.table
-import experiments.image_classification.table
-import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
 from experiments import kills
 from experiments.common import runs, tables
 from experiments.demo import spirals
+from experiments.demo import table as demo
 from experiments.few_shot import calibration, sine_waves
 from experiments.few_shot import methods as few_shot_methods
+from experiments.few_shot import table as few_shot
+from experiments.image_classification import table as images
 from experiments.neural_similarity import (
     implicit_regularization,
     kernel_shape,
     predictors,
     stability,
 )
+from experiments.neural_similarity import table as similarity
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.pretrained import table as pretrained
@@ -44,8 +44,8 @@ from experiments.serving import load
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FILES = "https://github.com/nsl-keras/nsl_keras/blob/main/results"
-DEMO = ("digits", "mnist", "cifar10")
-FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
+FEW_SHOT = "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
+NARROW = "cnn9_default_16-32-64_cifar10_10000_2340_tuned"
 
 INTRODUCTION = """# Results
 
@@ -70,16 +70,16 @@ steps. [Do no harm](no_harm.md) is a separate page."""
 def results_readme() -> str:
     parts = [
         INTRODUCTION,
-        *(experiments.demo.table.section(RESULTS, name) for name in DEMO),
-        experiments.neural_similarity.table.sections(RESULTS),
-        experiments.few_shot.table.sections(RESULTS),
+        *(demo.section(RESULTS, name) for name in ("digits", "cifar10")),
+        similarity.sections(RESULTS),
+        few_shot.sections(RESULTS),
         sine_waves.section(RESULTS),
         calibration.section(RESULTS),
         implicit_regularization.section(RESULTS),
         predictors.section(RESULTS),
         stability.section(RESULTS),
         kernel_shape.section(RESULTS),
-        experiments.image_classification.table.sections(RESULTS),
+        images.sections(RESULTS),
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
         pretrained.section(RESULTS, "corrupted"),
@@ -139,8 +139,8 @@ def _where() -> str:
         f"{pretrained.cell(studied, name)}"
         for name in ("LoRA of rank 1 + head", "everything", "M unconstrained + head")
     )
-    few_shot = _records(*FEW_SHOT)
-    trials = tables.trials_of(few_shot)
+    few = _records(few_shot.PLACE, FEW_SHOT)
+    trials = tables.trials_of(few)
     steps = {
         row["candidate"]: f"{row['median']:.1f}x per training step"
         for each in experiments.speed.table.measured(RESULTS, "network")
@@ -150,15 +150,11 @@ def _where() -> str:
 
     def new_classes(name: str) -> str:
         title = few_shot_methods.METHODS[name].title
-        pair = [tables.of_method(few_shot.runs, each) for each in (name, "finetuning")]
+        pair = [tables.of_method(few.runs, each) for each in (name, "finetuning")]
         tables.require_comparable(*pair, trials)
-        gain = tables.difference(
-            *(
-                tables.percent(few_shot.runs, each, "accuracy")
-                for each in (name, "finetuning")
-            )
-        )
+        own, plain = (tables.percent(each, each[0]["method"], "accuracy") for each in pair)
         price = f" ({steps[title]})" if title in steps else ""
+        gain = tables.difference(own, plain) if own != plain else "0"
         return f"{title}{tables.star(pair[0], trials)}: {gain}{price}"
 
     step = pretrained.STEPS
@@ -182,7 +178,7 @@ def _where() -> str:
     columns = ["situation", "with this package", "instead", "price at inference"]
     made = tables.markdown(columns, rows)
     _asked(made, pretrained.FAIR, _records(pretrained.PLACE))
-    return _asked(made, experiments.few_shot.table.FAIR, few_shot)
+    return _asked(made, few_shot.FAIR, few)
 
 
 def _records(file: str, name: str = "") -> runs.RunRecords:
@@ -200,49 +196,30 @@ def _asked(made: str, fair: tables.Fair, records: runs.RunRecords) -> str:
     return made
 
 
-def _image_classification(
-    name: str, columns: Sequence[int], how: str | None = None, experiment: str = "table_1"
+def _of_setting(
+    experiment: Any, name: str, asked: Any, columns: Sequence[int], **options: Any
 ) -> str:
-    records = _records("image_classification.jsonl", name)
-    table = experiments.image_classification.table
-    made = _shown(table.section(records, [experiment]), records.path.name, columns, how)
-    return _asked(made, table.FAIR, records)
-
-
-def _few_shot(
-    columns: Sequence[int], name: str = FEW_SHOT[1], *rows: Any, without: Sequence[str] = ()
-) -> str:
-    records, table = _records(FEW_SHOT[0], name), experiments.few_shot.table
-    made = _shown(table.section(records, *rows), FEW_SHOT[0], columns, without=without)
-    return _asked(made, table.FAIR, records)
-
-
-def _similarity(
-    setting: str, number: str, columns: Sequence[int], how: str | None = None
-) -> str:
-    records = _records("neural_similarity.jsonl", f"cnn9_default_{setting}")
-    table = experiments.neural_similarity.table
-    made = _shown(table.section(records, [number]), records.path.name, columns, how)
-    return _asked(made, table.FAIR, records)
+    """The table of a setting's runs; `asked` are its rows, as the experiment names them."""
+    records = _records(experiment.PLACE, name)
+    made = _shown(experiment.section(records, asked), experiment.PLACE, columns, **options)
+    return _asked(made, experiment.FAIR, records)
 
 
 def _converged() -> str:
     """Both parts of the campaign of narrow networks."""
-    narrow = "cifar10_10000_2340_tuned"
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    similar = _similarity(f"16-32-64_{narrow}", "cost", (0, 1, 2, 4, 6, 8), how)
-    adapted = _image_classification(
-        f"convnet4_12-48-96-96_{narrow}", (0, 1, 2, 3, 4, 6, 8), how
-    )
+    similar = _of_setting(similarity, NARROW, ["cost"], (0, 1, 2, 4, 6, 8), how=how)
+    name, columns = "convnet4_12-48-96-96_cifar10_10000_2340_tuned", (0, 1, 2, 3, 4, 6, 8)
+    adapted = _of_setting(images, name, ["table_1"], columns, how=how)
     return f"{similar}\n\n{adapted}"
 
 
 def _apart(setting: str, *rates: float) -> str:
     """A table of trials: their records name the commands."""
     name = f"cnn9_default_{setting}_tuned"
-    made = experiments.neural_similarity.table.apart(RESULTS, name, rates)
+    made = similarity.apart(RESULTS, name, rates)
     how = "`experiments.neural_similarity`, trials"
     columns = range(4 + len(rates) - 1)
     return _shown(made, "neural_similarity_tuning.jsonl", columns, how)
@@ -331,24 +308,27 @@ _SMALL = "cifar_fs_small_16_cnn4_5way_5shot_augmented"
 _MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
-    "demo": lambda: _section(experiments.demo.table, "digits", name="digits"),
-    "few_shot": lambda: _few_shot(
-        (0, 1, 2), without=(tables.NOT_COMPARABLE, "layer of predictors", "ProtoNet, ")
+    "demo": lambda: _section(demo, "digits", name="digits"),
+    "few_shot": lambda: _of_setting(
+        *(few_shot, FEW_SHOT, few_shot.ALL, (0, 1, 2)),
+        without=(tables.NOT_COMPARABLE, "layer of predictors", "ProtoNet, "),
     ),
-    "static_few_shot": lambda: _few_shot(
-        range(4), _SMALL, experiments.few_shot.table.ADAPTED
-    ),
-    "dynamic_few_shot": lambda: _few_shot(
-        (0, 1, 2), f"{_SMALL}_tuned", experiments.few_shot.table.DYNAMIC
+    "static_few_shot": lambda: _of_setting(few_shot, _SMALL, few_shot.ADAPTED, range(4)),
+    "dynamic_few_shot": lambda: _of_setting(
+        few_shot, f"{_SMALL}_tuned", few_shot.DYNAMIC, (0, 1, 2)
     ),
     "calibration": lambda: _section(calibration),
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
     "uns_long": lambda: _apart("8-16-32_cifar10_5000_2340", 0.01),
-    "uns_test": lambda: _similarity("8-16-32_cifar10_5000_2340", "uns", range(4)),
+    "uns_test": lambda: _of_setting(
+        similarity, "cnn9_default_8-16-32_cifar10_5000_2340", ["uns"], range(4)
+    ),
     "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),
-    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", (0, 1, 2, 3, 5)),
-    "inner_steps": lambda: _image_classification(_MNIST, range(5), experiment="A.5"),
-    "classifiers": lambda: _image_classification(_MNIST, range(4), experiment="A.6"),
+    "cifar10": lambda: _of_setting(
+        images, "convnet4_cifar10_all_1500", ["table_1"], (0, 1, 2, 3, 5)
+    ),
+    "inner_steps": lambda: _of_setting(images, _MNIST, ["A.5"], range(5)),
+    "classifiers": lambda: _of_setting(images, _MNIST, ["A.6"], range(4)),
     "converged": _converged,
     "regression": lambda: _section(experiments.regression.table),
     "pretrained": lambda: _section(pretrained, columns=(0, 1, 5, 9, 10)),
@@ -369,11 +349,8 @@ TABLES: dict[str, Callable[[], str]] = {
 TYPED = {
     "which_method.md": (
         (pretrained.FAIR, (pretrained.PLACE,)),
-        (experiments.demo.table.FAIR, (experiments.demo.table.PLACE, "digits")),
-        (
-            experiments.neural_similarity.table.FAIR,
-            ("neural_similarity.jsonl", "cnn9_default_16-32-64_cifar10_10000_2340_tuned"),
-        ),
+        (demo.FAIR, (demo.PLACE, "digits")),
+        (similarity.FAIR, (similarity.PLACE, NARROW)),
     )
 }
 

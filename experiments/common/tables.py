@@ -56,7 +56,7 @@ class Fair:
 
 def unstated(text: str) -> list[str]:
     """Each ± of a text that is not one of `spread` over seeds or draws."""
-    found = dict.fromkeys(SPREAD.findall(text))
+    found = SPREAD.findall(text)
     return [each for each in found if MADE.get(each, ("nothing",))[0] not in OVER]
 
 

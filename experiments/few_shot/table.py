@@ -18,11 +18,12 @@ PUBLISHED = {
     "test_classes": 20,
 }
 _SOURCES = methods.TABLE_6, methods.REBUTTAL
+PLACE = "few_shot.jsonl"
 TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 
 def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / "few_shot.jsonl")
+    found = runs.all_of(results / PLACE)
     return "\n\n".join([TITLE, *map(section, found)])
 
 

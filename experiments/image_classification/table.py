@@ -18,11 +18,12 @@ FAIR = tables.Fair(
     dict.fromkeys(methods.METHODS, (methods.BASELINE,)),
     {name: method.title for name, method in methods.METHODS.items()},
 )
+PLACE = "image_classification.jsonl"
 TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification"
 
 
 def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / "image_classification.jsonl")
+    found = runs.all_of(results / PLACE)
     return "\n\n".join([TITLE, *map(section, found)])
 
 

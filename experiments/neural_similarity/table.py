@@ -14,11 +14,12 @@ FAIR = tables.Fair(
     },
     {name: method.title for name, method in methods.METHODS.items()},
 )
+PLACE = "neural_similarity.jsonl"
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
 
 
 def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / "neural_similarity.jsonl")
+    found = runs.all_of(results / PLACE)
     return "\n\n".join([TITLE, *map(section, found)])
 
 

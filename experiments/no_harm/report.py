@@ -128,18 +128,16 @@ def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
         cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
         if not cells:
             continue
-        plain = [r for r in tables.of_method(found, PLAIN) if _place(r) == place]
-        newest = {run["seed"]: run for run in plain}.values()
+        plain = tables.of_method(found, PLAIN)
+        newest = {
+            run["seed"]: run for run in plain if (run["dataset"], run["network"]) == place
+        }.values()
         title = f"{DATASETS[place[0]].title}, {NETWORKS[place[1]].title}"
         shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
         accuracies = map(comparison.test_accuracy, newest)
         rows.append([title, tables.mean(accuracies), *shown])
     columns = ["cell", "plain", *(method.title for method in COMPARED.values())]
     return tables.markdown(columns, rows)
-
-
-def _place(run: dict) -> tuple[str, str]:
-    return run["dataset"], run["network"]
 
 
 def _difference(cell: Comparison) -> str:

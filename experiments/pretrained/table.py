@@ -1,7 +1,7 @@
 """What was gained on a pretrained network, from the records of its runs."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from experiments.common import runs, tables
 
@@ -124,20 +124,18 @@ def section(results: pathlib.Path, kind: str = "tried") -> str:
 def recipe(results: pathlib.Path) -> str:
     found = runs.RunRecords(results / RECIPE).runs
 
-    def cell(own: list[dict], value: Callable[[dict], float]) -> str:
-        return tables.mean((100 * value(each["accuracy"]) for each in own), over="draws")
+    def cell(own: list[dict], step: str) -> str:
+        base = int(step != "regression")
+        found = (each["accuracy"] for each in own)
+        gains = (100 * (each[step] - base * each["regression"]) for each in found)
+        return tables.mean(gains, over="draws")
 
     rows = []
     for place in (*PHOTOGRAPHS, "mean"):
         own = [each for each in found if place in (each["domain"], "mean")]
         if own:
-            above = (
-                cell(own, lambda each, step=step: each[step] - each["regression"])
-                for step in [*STEPS][1:]
-            )
-            base = cell(own, lambda each: each["regression"])
-            rows.append([place, base, *above, str(len(own))])
-    columns = ["photographs", STEPS["regression"], *list(STEPS.values())[1:], "draws"]
+            rows.append([place, *(cell(own, step) for step in STEPS), str(len(own))])
+    columns = ["photographs", *STEPS.values(), "draws"]
     return (
         f"### README's recipe\n\n{tables.commands(found)}: EfficientNet-Lite0 and "
         f"five labels per class. Test accuracy of the first column in %, and what each "
