@@ -89,11 +89,11 @@ def notes(table: str) -> list[str]:
     for kind, count in (MADE[each] for each in SPREAD.findall(table) if each in MADE):
         over.setdefault(kind, set()).add(count)
     parts = [
-        f"± is over {kind} (n = {', '.join(map(str, sorted(counts)))})."
+        f"± over {', '.join(map(str, sorted(counts)))} {kind}."
         for kind, counts in over.items()
     ]
     if re.search(r"[^*]\*(?: \||:)", table):
-        parts.append("\\*: the lowest or highest learning rate tried.")
+        parts.append("\\*: lowest or highest learning rate tried.")
     return [" ".join(parts)] if parts else []
 
 

@@ -9,7 +9,7 @@ _SERVED = "served_parameters"
 FAIR = tables.Fair(
     {
         "static_dns": ("cnn",),
-        "dynamic_dns": ("cnn", "cnn_parameters", "cnn_cost"),
+        "dynamic_dns": ("cnn", "cnn_parameters"),
         "dynamic_uns_warmup": ("cnn", "cnn_warmup"),
     },
     {name: method.title for name, method in methods.METHODS.items()},

@@ -133,8 +133,7 @@ def recipe(results: pathlib.Path) -> str:
     rows = []
     for place in (*PHOTOGRAPHS, "mean"):
         own = [each for each in found if place in (each["domain"], "mean")]
-        if own:
-            rows.append([place, *(cell(own, step) for step in STEPS), str(len(own))])
+        rows.append([place, *(cell(own, step) for step in STEPS), str(len(own))])
     columns = ["photographs", *STEPS.values(), "draws"]
     return (
         f"### README's recipe\n\n{tables.commands(found)}: EfficientNet-Lite0 and "

@@ -110,7 +110,7 @@ def test_demo_and_regression():
     _, _, plain, static, _, note, *_ = demo_table.table(found).splitlines()
     assert plain == "| CNN | 80.00 and 90.00 |  |  | 1,234 |  |"
     assert "neural similarity | 70.00 ± 10.00 | -10.00 and -30.00 |" in static
-    assert note == "± is over seeds (n = 3)."
+    assert note == "± over 3 seeds."
     # Of the differences -0.25, -0.5 and 0: t = -sqrt(3).
     errors = {"vanilla": [0.5, 1.0, 0.75], "neighborhoods": [0.25, 0.5, 0.75]}
     folds = [

@@ -197,7 +197,7 @@ def test_a_row_needs_its_control_and_a_rate_at_the_edge_its_star(tmp_path):
     titles = [similarity_methods.METHODS[name].title for name in fair.beside["dynamic_dns"]]
     text = similarity_table.section(records, ["cost"])
     (lacking,) = fair.problems(text, made)
-    assert lacking == f"dynamic NSN, DNS without {titles[2]}, {titles[1]}"
+    assert lacking == f"dynamic NSN, DNS without {titles[1]}"
     # Of three rates the middle one needs no star.
     middle = [*trials, {"method": "dynamic_dns", "rate": 0.1, "accuracy": 0.0}]
     (star, _) = fair.problems(text, made, middle)
@@ -215,7 +215,7 @@ def test_each_deviation_is_over_seeds_of_the_records():
     shown = tables_of_runs.mean(values, "+"), tables_of_runs.mean(values[:2], "+")
     assert shown == ("+2.75 ± 1.39", "+1.50 and +2.50")
     table = tables_of_runs.markdown(["gain"], [[shown[0]]])
-    assert table.endswith("\n\n± is over seeds (n = 3).")
+    assert table.endswith("\n\n± over 3 seeds.")
     assert not tables_of_runs.unstated(f"{table} In prose: 2.75 ± 1.39.")
     other = tables_of_runs.mean([1000.0, 2000.0, 3000.0], over="episodes")
     assert tables_of_runs.unstated(f"{other}; 2.75 ± 1.38") == [other, "2.75 ± 1.38"]
