@@ -22,8 +22,8 @@ from tools.documentation import interface, pages
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 PAGES = sorted(DOCS.rglob("*.md"))
-#: Pages whose code needs engines of its own: another test runs it.
-RUN_ELSEWHERE = ("guides/serving.md",)
+#: Pages whose code other tests run: with engines of its own, and README's.
+RUN_ELSEWHERE = ("guides/serving.md", "index.md")
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 #: Folders whose files are made, or belong to others.
 NOT_OURS = re.compile(r"(?:.*/)?(?:\..*|build|dist|runs)/")
@@ -164,7 +164,7 @@ def test_the_site_begins_with_the_code_of_the_readme():
 )
 # KerasHub batches its inputs itself.
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
-def test_code_runs(page, tmp_path, monkeypatch, eager):
+def test_code_runs(page, tmp_path, monkeypatch, eager, large_batches):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)
     # A page is one program, its blocks one after the other.
@@ -179,7 +179,7 @@ def test_code_runs(page, tmp_path, monkeypatch, eager):
 
 
 @pytest.mark.long
-def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager):
+def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager, large_batches):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "readme"}
     for block in CODE.findall(README):
