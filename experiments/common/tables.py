@@ -62,9 +62,11 @@ def unstated(text: str) -> list[str]:
 
 def star(found: list[dict], trials: Trials = None) -> str:
     """Marks a row whose learning rate is the lowest or the highest that was tried."""
-    rates = {rate for run in found for rate in run.get("setting", {}).get("rates", ())}
     names = {run["method"] for run in found}
-    rates |= {_rate(trial) for trial in trials or [] if trial["method"] in names}
+    rates = {_rate(trial) for trial in trials or [] if trial["method"] in names}
+    for run in found:
+        tried = run.get("setting", {}).get("rates", ())
+        rates.update(tried[run["method"]] if isinstance(tried, dict) else tried)
     edges = {min(rates), max(rates)} if len(rates) > 1 else set()
     return "*" * any(_rate(run) in edges for run in found)
 

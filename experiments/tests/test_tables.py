@@ -208,6 +208,10 @@ def test_a_row_needs_its_control_and_a_rate_at_the_edge_its_star(tmp_path):
         "lowest or highest learning rate tried."
     )
     assert not fair.problems(table, made, trials)
+    # Settings name the rates, of all methods or of each.
+    for tried in ([0.1, 0.3], {"head": [0.1, 0.3]}):
+        run = {"method": "head", "rate": 0.3, "setting": {"rates": tried}}
+        assert tables_of_runs.star([run]) == "*"
 
 
 def test_each_deviation_is_over_seeds_of_the_records():
