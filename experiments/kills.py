@@ -34,6 +34,8 @@ from experiments.common import command, runs, tables
 
 FLAGS = flags.FLAGS
 EPOCHS = 20
+#: Of each kind.
+KILLS = 20
 
 # Each process is forked from one that has imported all of this and computed nothing.
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -215,7 +217,7 @@ def kill(parent: pathlib.Path, name: str) -> dict[str, Any]:
     draws, counts = random.Random(0), Counter[str]()
     faults = Counter(dict.fromkeys(FAULTS, 0))
     for kind in KINDS:
-        while counts[kind] < FLAGS.kills:
+        while counts[kind] < KILLS:
             chosen: dict[str, Any] = {"seconds": draws.uniform(0, seconds)}
             if kind == "kills_in_writes":
                 size = draws.choice([0, int(largest ** draws.random())])
@@ -242,7 +244,7 @@ def section(results: pathlib.Path) -> str:
 
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / "kills.jsonl"
-    for name in FLAGS.callback:
+    for name in NAMES:
         with tempfile.TemporaryDirectory() as scratch:
             found = kill(pathlib.Path(scratch).resolve(), name)
         runs.RunRecords(path).add((name,), {**runs.about("kills"), **found})
@@ -250,6 +252,4 @@ def main(_arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_multi_enum("callback", NAMES, NAMES, "Which to try.")
-    flags.DEFINE_integer("kills", 20, "Kills of each kind.", 1)
     command.run(main)

@@ -5,10 +5,12 @@
 
 Nothing is typed in by hand; what has no record is "not run". Rows whose runs differ in
 backend, or in the length or the learning rates of their trials, or whose trials ended at
-chance, are "not comparable"; both
-commands fail where README or a matrix would compare such rows. On the pages of README and
-docs a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and is followed by
-its command and setting, or by a link to them.
+chance, are "not comparable"; both commands fail where README or a matrix would compare such
+rows. The check also fails where a row stands without what its experiment asks for (`FAIR`),
+where a ± is not over seeds or draws of the records, and where a learning rate at the edge
+of its trials has no star. On the pages of README and docs a table stands between
+`<!-- table: NAME -->` and `<!-- end -->`, and is followed by its command and setting, or by
+a link to them.
 """
 
 import pathlib
@@ -17,23 +19,23 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import experiments.demo.table
-import experiments.few_shot.table
-import experiments.image_classification.table
-import experiments.neural_similarity.table
 import experiments.regression.table
 import experiments.speed.table
 from experiments import kills
 from experiments.common import runs, tables
 from experiments.demo import spirals
+from experiments.demo import table as demo
 from experiments.few_shot import calibration, sine_waves
 from experiments.few_shot import methods as few_shot_methods
+from experiments.few_shot import table as few_shot
+from experiments.image_classification import table as images
 from experiments.neural_similarity import (
     implicit_regularization,
     kernel_shape,
     predictors,
     stability,
 )
+from experiments.neural_similarity import table as similarity
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.pretrained import table as pretrained
@@ -42,8 +44,8 @@ from experiments.serving import load
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 FILES = "https://github.com/nsl-keras/nsl_keras/blob/main/results"
-DEMO = ("digits", "mnist", "cifar10")
-FEW_SHOT = "few_shot.jsonl", "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
+FEW_SHOT = "cifar_fs_small_cnn4_5way_5shot_augmented_tuned"
+NARROW = "cnn9_default_16-32-64_cifar10_10000_2340_tuned"
 
 INTRODUCTION = """# Results
 
@@ -68,16 +70,16 @@ steps. [Do no harm](no_harm.md) is a separate page."""
 def results_readme() -> str:
     parts = [
         INTRODUCTION,
-        *(experiments.demo.table.section(RESULTS, name) for name in DEMO),
-        experiments.neural_similarity.table.sections(RESULTS),
-        experiments.few_shot.table.sections(RESULTS),
+        *(demo.section(RESULTS, name) for name in ("digits", "cifar10")),
+        similarity.sections(RESULTS),
+        few_shot.sections(RESULTS),
         sine_waves.section(RESULTS),
         calibration.section(RESULTS),
         implicit_regularization.section(RESULTS),
         predictors.section(RESULTS),
         stability.section(RESULTS),
         kernel_shape.section(RESULTS),
-        experiments.image_classification.table.sections(RESULTS),
+        images.sections(RESULTS),
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
         pretrained.section(RESULTS, "corrupted"),
@@ -121,21 +123,24 @@ def with_tables(text: str) -> str:
 
 def _where() -> str:
     """One row a kind of problem: points above a plain network, here and with rivals."""
-    photographs = _records(pretrained.RECIPE).runs
+    photographs = [run["accuracy"] for run in _records(pretrained.RECIPE).runs]
 
     def above(step: str, baseline: str = "regression") -> str:
-        found = [each["accuracy"] for each in photographs]
-        return tables.mean([100 * (each[step] - each[baseline]) for each in found], "+")
+        gains = (100 * (each[step] - each[baseline]) for each in photographs)
+        return tables.mean(gains, "+", "draws")
 
     studied = [
         each
         for each in _records(pretrained.PLACE).runs
         if each["domain"] in pretrained.CORRUPTED and each["shots"] == 5
     ]
-    names = "LoRA of rank 1 + head", "everything", "M unconstrained + head"
-    lora, everything, similarity = (pretrained.cell(studied, each) for each in names)
-    few_shot = _records(*FEW_SHOT)
-    trials = tables.trials_of(few_shot)
+    others = "; ".join(
+        f"{name}{tables.star(tables.of_method(studied, name))}: "
+        f"{pretrained.cell(studied, name)}"
+        for name in ("LoRA of rank 1 + head", "everything", "M unconstrained + head")
+    )
+    few = _records(few_shot.PLACE, FEW_SHOT)
+    trials = tables.trials_of(few)
     steps = {
         row["candidate"]: f"{row['median']:.1f}x per training step"
         for each in experiments.speed.table.measured(RESULTS, "network")
@@ -143,88 +148,78 @@ def _where() -> str:
         if row["case"].startswith("few-shot") and each["xla"] == "off"
     }
 
-    def new_classes(name: str, title: str) -> str:
-        row = few_shot_methods.METHODS[name].title
-        pair = [tables.of_method(few_shot.runs, each) for each in (name, "finetuning")]
+    def new_classes(name: str) -> str:
+        title = few_shot_methods.METHODS[name].title
+        pair = [tables.of_method(few.runs, each) for each in (name, "finetuning")]
         tables.require_comparable(*pair, trials)
-        own, plain = ({run["seed"]: run["accuracy"] for run in each} for each in pair)
-        above = [f"{100 * (own[seed] - plain[seed]):+.2f}" for seed in sorted(own)]
-        return f"{title}: {' and '.join(above)} ({steps.get(row, '3.3x the training')})"
+        own, plain = (tables.percent(each, each[0]["method"], "accuracy") for each in pair)
+        price = f" ({steps[title]})" if title in steps else ""
+        gain = tables.difference(own, plain) if own != plain else "0"
+        return f"{title}{tables.star(pair[0], trials)}: {gain}{price}"
 
-    wider = new_classes("same_parameters", "wider network with as many parameters")
+    step = pretrained.STEPS
     rows = [
         [
             "five photographs per class, clean and corrupted",
-            f"`Finetuner.adapt`: {above('adapt')}; then a similarity, trained and folded: "
+            f"{step['adapt']}: {above('adapt')}; {step['similarity']}: "
             f"{above('similarity')}, of which over the classifier alone "
             f"{above('similarity', 'head')}",
-            "logistic regression on the network's features: 0; "
-            f"the classifier alone, trained as long: {above('head')}. From the regression, "
-            f"on five corruptions with four draws: LoRA of rank 1 {lora}, all weights "
-            f"{everything}, a similarity {similarity}",
+            f"{step['regression']}: 0; {step['head']}: {above('head')}; "
+            f"on five corruptions: {others}",
             "none once folded",
         ],
         [
             "new classes of CIFAR-100, five images per class",
-            new_classes("dynamic_nsn", "dynamic diagonal similarity"),
-            f"{wider}; {new_classes('longer', 'longer training')}",
+            new_classes("dynamic_nsn"),
+            "; ".join(map(new_classes, ("finetuning", "same_parameters", "longer"))),
             "time and memory of the predictors",
         ],
     ]
     columns = ["situation", "with this package", "instead", "price at inference"]
-    return tables.markdown(columns, rows)
-
-
-def _cells(table: str, title: str) -> list[str]:
-    """The cells of a row of a Markdown table after its title."""
-    row = next(line for line in table.splitlines() if line.startswith(f"| {title} |"))
-    return [cell.strip() for cell in row.split("|")[2:-1]]
+    made = tables.markdown(columns, rows)
+    _asked(made, pretrained.FAIR, _records(pretrained.PLACE))
+    return _asked(made, few_shot.FAIR, few)
 
 
 def _records(file: str, name: str = "") -> runs.RunRecords:
     return runs.RunRecords(RESULTS / file, name)
 
 
-def _image_classification(
-    name: str, columns: Sequence[int], how: str | None = None, experiment: str = "table_1"
+#: What tables lack that their experiments ask for.
+LACKING: dict[str, None] = {}
+
+
+def _asked(made: str, fair: tables.Fair, records: runs.RunRecords) -> str:
+    """A table or page, of which the check is told what it lacks."""
+    found = fair.problems(made, records.runs, tables.trials_of(records))
+    LACKING.update(dict.fromkeys(f"{records.path.name}: {each}" for each in found))
+    return made
+
+
+def _of_setting(
+    experiment: Any, name: str, asked: Any, columns: Sequence[int], **options: Any
 ) -> str:
-    records = _records("image_classification.jsonl", name)
-    made = experiments.image_classification.table.section(records, [experiment])
-    return _shown(made, records.path.name, columns, how)
-
-
-def _few_shot(
-    columns: Sequence[int], name: str = FEW_SHOT[1], *rows: Any, without: Sequence[str] = ()
-) -> str:
-    made = experiments.few_shot.table.section(_records(FEW_SHOT[0], name), *rows)
-    return _shown(made, FEW_SHOT[0], columns, without=without)
-
-
-def _similarity(
-    setting: str, number: str, columns: Sequence[int], how: str | None = None
-) -> str:
-    records = _records("neural_similarity.jsonl", f"cnn9_default_{setting}")
-    made = experiments.neural_similarity.table.section(records, [number])
-    return _shown(made, records.path.name, columns, how)
+    """The table of a setting's runs; `asked` are its rows, as the experiment names them."""
+    records = _records(experiment.PLACE, name)
+    made = _shown(experiment.section(records, asked), experiment.PLACE, columns, **options)
+    return _asked(made, experiment.FAIR, records)
 
 
 def _converged() -> str:
     """Both parts of the campaign of narrow networks."""
-    narrow = "cifar10_10000_2340_tuned"
     how = (
         "`python -m experiments.campaign --plan=narrow --data_dir=DATA_DIR --output_dir=.`"
     )
-    similar = _similarity(f"16-32-64_{narrow}", "cost", (0, 1, 2, 4, 6, 8), how)
-    adapted = _image_classification(
-        f"convnet4_12-48-96-96_{narrow}", (0, 1, 2, 3, 4, 6, 8), how
-    )
+    similar = _of_setting(similarity, NARROW, ["cost"], (0, 1, 2, 6, 8), how=how)
+    name, columns = "convnet4_12-48-96-96_cifar10_10000_2340_tuned", (0, 1, 2, 3, 6, 8)
+    adapted = _of_setting(images, name, ["table_1"], columns, how=how)
     return f"{similar}\n\n{adapted}"
 
 
 def _apart(setting: str, *rates: float) -> str:
     """A table of trials: their records name the commands."""
     name = f"cnn9_default_{setting}_tuned"
-    made = experiments.neural_similarity.table.apart(RESULTS, name, rates)
+    made = similarity.apart(RESULTS, name, rates)
     how = "`experiments.neural_similarity`, trials"
     columns = range(4 + len(rates) - 1)
     return _shown(made, "neural_similarity_tuning.jsonl", columns, how)
@@ -258,8 +253,12 @@ def _prices(group: str) -> str:
     return _shown(f"{tables.commands(found)}\n\n{made}", "benchmarks.jsonl")
 
 
-def _section(module: Any, *kind: str, columns: Sequence[int] | None = None) -> str:
-    return _shown(module.section(RESULTS, *kind), module.PLACE, columns)
+def _section(
+    module: Any, *kind: str, columns: Sequence[int] | None = None, name: str = ""
+) -> str:
+    made = _shown(module.section(RESULTS, *kind), module.PLACE, columns)
+    fair = getattr(module, "FAIR", tables.Fair({}))
+    return _asked(made, fair, _records(module.PLACE, name))
 
 
 def _shown(
@@ -289,6 +288,7 @@ def _shown(
     if how is None and parts[0].startswith("#"):
         anchor = re.sub(r"[^\w\- ]", "", parts[0].strip("# ").lower()).replace(" ", "-")
         how = f"[Command]({FILES}/README.md#{anchor})"
+    table = "\n\n".join([table, *tables.notes(table)])
     if how:
         return f"{table}\n\n{how}, [records]({records})."
     how = "\n\n".join(parts[:first])
@@ -308,33 +308,31 @@ _SMALL = "cifar_fs_small_16_cnn4_5way_5shot_augmented"
 _MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
     "where": _where,
-    "demo": lambda: _section(experiments.demo.table, "digits"),
-    "rivals": lambda: experiments.demo.table.rivals(
-        _records(experiments.demo.table.PLACE, "digits_rivals").runs
+    "demo": lambda: _section(demo, "digits", name="digits"),
+    "few_shot": lambda: _of_setting(
+        *(few_shot, FEW_SHOT, few_shot.ALL, (0, 1, 2)),
+        without=(tables.NOT_COMPARABLE, "layer of predictors", "ProtoNet, "),
     ),
-    "few_shot": lambda: _few_shot(
-        (0, 1, 2), without=(tables.NOT_COMPARABLE, "layer of predictors")
-    ),
-    "static_few_shot": lambda: _few_shot(
-        range(4), _SMALL, experiments.few_shot.table.ADAPTED
-    ),
-    "dynamic_few_shot": lambda: _few_shot(
-        (0, 1, 2, 3, 5), f"{_SMALL}_tuned", experiments.few_shot.table.DYNAMIC
+    "static_few_shot": lambda: _of_setting(few_shot, _SMALL, few_shot.ADAPTED, range(4)),
+    "dynamic_few_shot": lambda: _of_setting(
+        few_shot, f"{_SMALL}_tuned", few_shot.DYNAMIC, (0, 1, 2)
     ),
     "calibration": lambda: _section(calibration),
     "uns": lambda: _apart("8-16-32_cifar10_5000_780", 0.01),
     "uns_long": lambda: _apart("8-16-32_cifar10_5000_2340", 0.01),
-    "uns_test": lambda: _similarity("8-16-32_cifar10_5000_2340", "uns", range(4)),
+    "uns_test": lambda: _of_setting(
+        similarity, "cnn9_default_8-16-32_cifar10_5000_2340", ["uns"], range(4)
+    ),
     "uns_rates": lambda: _apart("16-32-64_cifar10_10000_2340", 0.003, 0.001),
-    "cifar10": lambda: _image_classification("convnet4_cifar10_all_1500", range(6)),
-    "inner_steps": lambda: _image_classification(_MNIST, range(5), experiment="A.5"),
-    "classifiers": lambda: _image_classification(_MNIST, range(4), experiment="A.6"),
+    "cifar10": lambda: _of_setting(
+        images, "convnet4_cifar10_all_1500", ["table_1"], (0, 1, 2, 3, 5)
+    ),
+    "inner_steps": lambda: _of_setting(images, _MNIST, ["A.5"], range(5)),
+    "classifiers": lambda: _of_setting(images, _MNIST, ["A.6"], range(4)),
     "converged": _converged,
     "regression": lambda: _section(experiments.regression.table),
     "pretrained": lambda: _section(pretrained, columns=(0, 1, 5, 9, 10)),
-    "corruptions": lambda: _section(
-        pretrained, "corrupted", columns=(0, 1, 7, 13, 14, 15, 16)
-    ),
+    "corruptions": lambda: _section(pretrained, "corrupted", columns=(0, 1, 7, 13, 14)),
     "recipe": lambda: _shown(pretrained.recipe(RESULTS), pretrained.RECIPE),
     "no_harm": _no_harm,
     "stability": lambda: _section(stability, columns=(0, 2, 3, 5)),
@@ -343,6 +341,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "transformer": lambda: _prices("transformer"),
     "kills": lambda: kills.section(RESULTS),
     "load": lambda: _section(load),
+}
+
+#: Of a page with figures that are typed in, and the records they come from.
+TYPED = {
+    "which_method.md": (
+        (pretrained.FAIR, (pretrained.PLACE,)),
+        (demo.FAIR, (demo.PLACE, "digits")),
+        (similarity.FAIR, (similarity.PLACE, NARROW)),
+    )
 }
 
 
@@ -356,11 +363,17 @@ def made() -> dict[pathlib.Path, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the pages; with --check fails where they differ from the records."""
-    stale = {page: text for page, text in made().items() if page.read_text() != text}
+    """Writes the pages; with --check fails where one is stale or compares unfairly."""
+    texts = made()
+    stale = {page: text for page, text in texts.items() if page.read_text() != text}
     if "--check" in arguments:
         names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
-        raise SystemExit(f"Call python -m experiments.tables for {names}." if names else 0)
+        found = [f"Call python -m experiments.tables for {names}."] if names else []
+        for page, text in texts.items():
+            found += [f"{page.name}: {each}" for each in tables.unstated(text)]
+            for fair, place in TYPED.get(page.name, ()):
+                _asked(text, fair, _records(*place))
+        raise SystemExit("\n".join([*found, *LACKING]) or 0)
     for page, text in stale.items():
         runs.write_text(page, text)
 

@@ -91,6 +91,24 @@ def eager():
 
 
 @pytest.fixture
+def large_batches(monkeypatch):
+    """Code that need only run takes few steps: arrays are one batch, or a few of 512."""
+
+    def patch(name):
+        method = getattr(keras.Model, name)
+
+        def called(self, x, *others, **options):
+            if not others[1:] and hasattr(x, "shape"):
+                options["batch_size"] = 512
+            return method(self, x, *others, **options)
+
+        monkeypatch.setattr(keras.Model, name, called)
+
+    for name in ("fit", "evaluate", "predict"):
+        patch(name)
+
+
+@pytest.fixture
 def one_thread():
     """Keeps scikit-learn to one thread: waiting for others takes longer than its work."""
     from threadpoolctl import threadpool_limits  # Comes with scikit-learn.

@@ -150,7 +150,7 @@ def shortened(block):
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 # KerasHub batches its inputs itself.
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
-def test_code_runs(page, tmp_path, monkeypatch, eager):
+def test_code_runs(page, tmp_path, monkeypatch, eager, large_batches):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)
     # A page is one program, its blocks one after the other.
@@ -165,7 +165,7 @@ def test_code_runs(page, tmp_path, monkeypatch, eager):
 
 
 @pytest.mark.long
-def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager):
+def test_code_of_the_readme_runs(tmp_path, monkeypatch, eager, large_batches):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "readme"}
     for block in CODE.findall(README):

@@ -29,7 +29,7 @@ def test_notebook_stores_what_it_shows(path):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Those of other packages are not ours.
 @each_notebook
-def test_notebook_runs(path, tmp_path, monkeypatch, eager):
+def test_notebook_runs(path, tmp_path, monkeypatch, eager, large_batches):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NSL_KERAS_SHORT", "1")
     script = tmp_path / "notebook.py"

@@ -51,15 +51,15 @@ def test_every_script_is_tested_and_listed():
         assert len(text.splitlines()) <= 100
 
 
-def test_transformer(run):
+def test_transformer(run, eager, large_batches):
     printed = run("transformer", "--epochs=3", "--seeds=1")
     sizes = re.findall(r"test accuracy [\d.]+ %, a task of ([\d.]+) kB", printed)
     assert len(sizes) == 3 and sorted(sizes, key=float) == sizes
     assert numbers(r"largest change of a logit by folding: (\S+)", printed)[0] < 1e-4
 
 
-def test_similarity_layer(run):
-    printed = run("similarity_layer", "--epochs=2", "--seeds=1")
+def test_similarity_layer(run, eager, large_batches):
+    printed = run("similarity_layer", "--epochs=1", "--seeds=1")
     pattern = r"{}\s+test accuracy [\d.]+ %, (\d+) parameters"
     names = ("plain", "static", "dynamic", "plain, wider")
     plain, static, dynamic, wider = (
@@ -123,7 +123,7 @@ def test_resume_after_kill(run):
     assert "equal to the last digit: True" in printed
 
 
-def test_save_load_export(run, tmp_path):
+def test_save_load_export(run, tmp_path, large_batches):
     printed = run("save_load_export", "--epochs=1", f"--output={tmp_path}")
     assert numbers(r"model.keras: largest change of a logit (\S+)", printed)[0] < 1e-4
     assert numbers(r"weights.h5: largest change of a logit (\S+)", printed)[0] < 1e-4

@@ -1,5 +1,8 @@
 """Parts of Markdown tables: means over seeds, differences paired by seed."""
 
+import dataclasses
+import math
+import re
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,23 +17,105 @@ REST = "Not run: "
 Trials = list[dict] | None
 #: The cell of a difference between rows that were not trained alike.
 NOT_COMPARABLE = "not comparable"
+#: What a ± may be over.
+OVER = "seeds", "draws", "folds"
+SPREAD = re.compile(r"\d+\.\d+ ± \d+\.\d+")
+#: Every ± that was made, without its sign: what it is over, and of how many values.
+MADE: dict[str, tuple[str, int]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fair:
+    """What an experiment asks of a table of its rows."""
+
+    #: Baseline, controls and nearest neighbors by the row that needs them.
+    beside: Mapping[str, Sequence[str]]
+    #: Titles by names in the records, where they differ.
+    titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def problems(self, text: str, found: list[dict], trials: Trials = None) -> list[str]:
+        """What the tables of a text lack, whose figures are of `found`."""
+        lines = [each for each in text.splitlines() if each[:1] == "|"]
+        rows = [re.split(r" *[|:;] *", each) for each in lines if NOT_RUN not in each]
+        shown = {piece for row in rows for piece in row}
+        found = [run for run in found if "method" in run]
+        names = {run["method"] for run in found} | {*self.beside}
+        titles = {name: self.titles.get(name, name) for name in names}
+        lacking = [
+            f"{titles[name]} without the star of its learning rate"
+            for name in names
+            if titles[name] in shown and star(of_method(found, name), trials)
+        ]
+        shown = {piece.rstrip("*") for piece in shown}
+        for name, others in self.beside.items():
+            missing = {self.titles.get(other, other) for other in others} - shown
+            if titles[name] in shown and missing:
+                lacking.append(f"{titles[name]} without {', '.join(sorted(missing))}")
+        return lacking
+
+
+def unstated(text: str) -> list[str]:
+    """Each ± of a text that is not one of `spread` over seeds or draws."""
+    found = SPREAD.findall(text)
+    return [each for each in found if MADE.get(each, ("nothing",))[0] not in OVER]
+
+
+def star(found: list[dict], trials: Trials = None) -> str:
+    """Marks a row whose learning rate is the lowest or the highest that was tried."""
+    names = {run["method"] for run in found}
+    rates = {_rate(trial) for trial in trials or [] if trial["method"] in names}
+    for run in found:
+        tried = run.get("setting", {}).get("rates", ())
+        rates.update(tried[run["method"]] if isinstance(tried, dict) else tried)
+    edges = {min(rates), max(rates)} if len(rates) > 1 else set()
+    return "*" * any(_rate(run) in edges for run in found)
+
+
+def _rate(run: dict) -> float | None:
+    return run.get("rate", run.get("learning_rate"))
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; rows that are too short end in empty cells."""
+    """A table and its notes; rows that are too short end in empty cells."""
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for row in rows:
         cells = [*row, *[""] * (len(columns) - len(row))]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    table = "\n".join(lines)
+    return "\n\n".join([table, *notes(table)])
 
 
-def mean(values: Iterable[float], sign: str = "") -> str:
+def notes(table: str) -> list[str]:
+    """What the ± of a table are over, and what a star means."""
+    over: dict[str, set[int]] = {}
+    for kind, count in (MADE[each] for each in SPREAD.findall(table) if each in MADE):
+        over.setdefault(kind, set()).add(count)
+    parts = [
+        f"± over {', '.join(map(str, sorted(counts)))} {kind}."
+        for kind, counts in over.items()
+    ]
+    if re.search(r"[^*]\*(?: \||:)", table):
+        parts.append("\\*: lowest or highest learning rate tried.")
+    return [" ".join(parts)] if parts else []
+
+
+def spread(
+    value: float, width: float, over: str, count: int, sign: str = "", digits: int = 2
+) -> str:
+    if not math.isfinite(width):
+        return f"{value:{sign}.{digits}f}"
+    made = f"{value:{sign}.{digits}f} ± {width:.{digits}f}"
+    MADE[made.lstrip("+-")] = over, count
+    return made
+
+
+def mean(values: Iterable[float], sign: str = "", over: str = "seeds") -> str:
+    """The mean ± the standard deviation; of two values both."""
     values = list(values)
-    if not values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):{sign}.2f}{spread}"
+    if len(values) < 3:
+        return " and ".join(f"{each:{sign}.2f}" for each in values)
+    deviation = statistics.stdev(values)
+    return spread(statistics.mean(values), deviation, over, len(values), sign)
 
 
 def of_method(found: list[dict], method: str) -> list[dict]:
@@ -42,9 +127,12 @@ def percent(found: list[dict], method: str, key: str) -> dict[int, float]:
     return {run["seed"]: 100 * run[key] for run in of_method(found, method) if key in run}
 
 
-def difference(found: dict[Any, float], baseline: dict[Any, float]) -> str:
+def difference(
+    found: dict[Any, float], baseline: dict[Any, float], over: str = "seeds"
+) -> str:
     """The mean difference over the seeds that both have."""
-    return mean((found[seed] - baseline[seed] for seed in found if seed in baseline), "+")
+    both = [seed for seed in found if seed in baseline]
+    return mean((found[seed] - baseline[seed] for seed in both), "+", over)
 
 
 def trials_of(records: runs.RunRecords) -> Trials:
@@ -81,15 +169,14 @@ def incomparable(
     for each, found in zip(tried, scores, strict=True):
         for trial in each:
             score = trial.get("accuracy", trial.get("validation_accuracy", 0.0))
-            rate = trial.get("rate", trial.get("learning_rate"))
-            found.setdefault(rate, []).append(score)
+            found.setdefault(_rate(trial), []).append(score)
     for own, found in zip(rows, scores, strict=True):
         if found and max(map(statistics.mean, found.values())) < 1.25 * chance:
             return f"the trials of {own[0]['method']} did not leave chance"
     both = scores[0].keys() & scores[1].keys()
     for own, found in zip(rows, scores, strict=True):
         best = max(both, key=lambda rate: statistics.mean(found[rate]), default=None)
-        if {run.get("rate", run.get("learning_rate")) for run in own} != {best}:
+        if {_rate(run) for run in own} != {best}:
             return f"the rate of {own[0]['method']} is not the best that both tried"
     return ""
 
@@ -159,7 +246,7 @@ def trials(made: list[dict]) -> str:
 
 
 def rates(made: list[dict]) -> str:
-    found = {run["learning_rate"] for run in made if "learning_rate" in run}
+    found = {rate for rate in map(_rate, made) if rate}
     return ", ".join(f"{rate:g}" for rate in sorted(found))
 
 
@@ -237,10 +324,10 @@ def compared(
     columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters", *costs]
     rows = []
     for name, method in methods.items():
-        cells = [method.title]
+        chosen = of_method(found, name)
+        cells = [f"{method.title}{star(chosen, trials)}"]
         if published:
             cells.append(figure(published[1].get(name)))
-        chosen = of_method(found, name)
         if not chosen:
             rows.append([*cells, NOT_RUN])
             continue

@@ -48,7 +48,7 @@ def main(_arguments: list[str]) -> None:
         return {**about, "method": name, "seed": seed, "test_accuracy": accuracy}
 
     runs.run_all(records, runs.every(RIVALS, range(3)), run)
-    print(f"\n{table.rivals(records.runs)}\n\nWrote {path}")
+    print(f"\n{table.table([], records.runs)}\n\nWrote {path}")
 
 
 if __name__ == "__main__":

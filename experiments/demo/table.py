@@ -1,6 +1,7 @@
-"""The tables of the demo, and its sections of results/README.md."""
+"""The table of the demo, and its sections of results/README.md."""
 
 import pathlib
+from collections.abc import Sequence
 
 from experiments.common import runs, tables
 
@@ -15,9 +16,21 @@ TITLES = {
     "linear_longer": "linear features, five times as many epochs",
     "linear_neighborhoods": "linear features + Meta-Neighborhoods",
 }
+#: Without a network, on the same images: `experiments.demo.rivals`.
+RIVALS = (
+    *("1 nearest neighbor of the pixels", "3 nearest", "5 nearest, weighted by distance"),
+    *("SVM, RBF kernel", "perceptron, 590 hidden units"),
+)
+FAIR = tables.Fair(
+    {
+        "neighborhoods": ("plain", RIVALS[0]),
+        "linear_neighborhoods": ("linear_longer", RIVALS[0], *RIVALS[-2:]),
+    },
+    TITLES,
+)
 
 
-def table(found: list[dict]) -> str:
+def table(found: list[dict], rivals: Sequence[dict] = ()) -> str:
     """One line a model: means and deviations over seeds, paired differences to its twin."""
     columns = ["model", "test accuracy, %", "difference to its twin", "before adaptation"]
     rows = []
@@ -42,39 +55,26 @@ def table(found: list[dict]) -> str:
                 "" if ratio is None else f"{ratio['median']:.2f}x",
             ]
         )
-    return tables.markdown([*columns, "parameters", "step time"], rows)
-
-
-def rivals(found: list[dict]) -> str:
-    """One line a classifier without a network, on the same images."""
-    rows = []
-    for name in dict.fromkeys(run["method"] for run in found):
-        accuracies = tables.percent(found, name, "test_accuracy").values()
+    for name in RIVALS:
+        accuracies = tables.percent([*rivals], name, "test_accuracy").values()
         same = len({*accuracies}) == 1  # No random numbers.
-        rows.append([name, tables.mean([*accuracies][:1] if same else accuracies)])
-    return tables.markdown(["without a network", "test accuracy, %"], rows)
-
-
-def _rivals(results: pathlib.Path, dataset: str) -> list[str]:
-    found = runs.RunRecords(results / PLACE, f"{dataset}_rivals").runs
-    return [f"{tables.commands(found)}:", rivals(found)] if found else []
+        shown = tables.mean([*accuracies][:1] if same else accuracies)
+        rows.append([name, shown or tables.NOT_RUN])
+    return tables.run_and_not_run([*columns, "parameters", "step time"], rows)
 
 
 def section(results: pathlib.Path, dataset: str) -> str:
-    title = f"## Demo: {dataset}"
     records = runs.RunRecords(results / PLACE, dataset)
     found, setting = records.runs, records.setting
-    if not found:
-        return f"{title}\n\nNot run."
+    rivals = runs.RunRecords(results / PLACE, f"{dataset}_rivals").runs
     served = next(run["served"] for run in found if "served" in run)
     parts = [
-        title,
-        f"{tables.commands(found)}: {setting['train_examples']:,} training images, "
-        f"{setting['epochs']} epochs, {setting['test_examples']:,} test images, "
+        f"## Demo: {dataset}",
+        f"{tables.commands(found + rivals)}: {setting['train_examples']:,} training "
+        f"images, {setting['epochs']} epochs, {setting['test_examples']:,} test images, "
         f"seeds {tables.seeds(found)}; mean ± standard deviation, differences "
         "paired by seed.",
-        table(found),
-        *_rivals(results, dataset),
+        table(found, rivals),
         f"Served without nsl_keras: {served['agreeing_predictions']} of "
         f"{served['test_images']} predictions agree, logits to "
         f"{served['largest_logit_difference']:.1e}.",

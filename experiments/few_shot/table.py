@@ -2,13 +2,11 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from experiments.common import runs, tables
 from experiments.few_shot import methods
-from nsl_keras import few_shot
 
 #: What the published figures are for: Mini-ImageNet, whose classes anyone can count.
 PUBLISHED = {
@@ -20,14 +18,23 @@ PUBLISHED = {
     "test_classes": 20,
 }
 _SOURCES = methods.TABLE_6, methods.REBUTTAL
+PLACE = "few_shot.jsonl"
 TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
 
 
 def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / "few_shot.jsonl")
+    found = runs.all_of(results / PLACE)
     return "\n\n".join([TITLE, *map(section, found)])
 
 
+FAIR = tables.Fair(
+    {
+        "dynamic_nsn": ("finetuning", "same_parameters", "longer"),
+        "neighborhoods": ("finetuning", "nearest_neighbor"),
+        **{f"{name}_dynamic": (name,) for name in ("proto_net", "relation_net", "maml")},
+    },
+    {name: method.title for name, method in methods.METHODS.items()},
+)
 #: Every row beside the finetuned classifier, learners beside themselves with dynamic
 #: networks, and adapted similarities.
 ALL = dict.fromkeys(methods.METHODS, methods.BASELINE)
@@ -74,9 +81,8 @@ def section(records: runs.RunRecords, names: Mapping[str, str] = ALL) -> str:
         f"{setting['queries']} queries a class, the same for all. Adam {chosen}, {decay}; "
         f"ProtoNet is trained with {setting['proto_ways']} ways. "
         f"About {setting['training_images']:,} training images a method. "
-        f"{augmented if setting['augmentation'] else ''}{_backends(found)}Accuracies in %: "
-        "mean over seeds and episodes ± half the width of the 95 % interval over episodes; "
-        "differences are paired episode by episode."
+        f"{augmented if setting['augmentation'] else ''}{_backends(found)}Accuracies in %, "
+        "each the mean over episodes: by seed, or the mean over three seeds."
     )
     trials = tables.trials_of(records)
     parts = [title, text, _table(setting, found, names, trials)]
@@ -117,6 +123,7 @@ def _table(
             place = ("cnn4", "cnn9").index(setting["backbone"])
             cells += [source.get(name, ("", ""))[place] for source in _SOURCES]
         chosen = tables.of_method(found, name)
+        cells[0] += tables.star(chosen, trials)
         if not chosen:
             if any(name in source for source in _SOURCES):
                 rows.append([*cells, tables.NOT_RUN])
@@ -130,7 +137,7 @@ def _table(
             title = "finetuning" if baseline else methods.METHODS[other].title
             shown += f" to {title}"
         cells += [
-            _percent(_evaluation(chosen, setting)),
+            tables.mean(tables.percent(chosen, name, "accuracy").values()),
             shown,
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",
@@ -140,17 +147,6 @@ def _table(
         ]
         rows.append(cells)
     return tables.run_and_not_run(columns, rows)
-
-
-def _percent(found: Any, sign: str = "") -> str:
-    return f"{100 * found.mean:{sign}.2f} ± {100 * found.half_width:.2f}"
-
-
-def _evaluation(found: list[dict], setting: dict) -> few_shot.Evaluation:
-    """Accuracy of a method in each episode, the mean over the seeds of its runs."""
-    queries = setting["ways"] * setting["queries"]
-    right = [run["right_queries"] for run in found]
-    return few_shot.Evaluation(np.mean(right, axis=0) / queries)
 
 
 def _rate(run: dict) -> str:
@@ -172,10 +168,10 @@ def _difference(
     """Difference of two methods, over the seeds that both were trained with."""
     finished = [run for run in found if "diverged" not in run]
     pair = [tables.of_method(finished, name) for name in (first, second)]
-    both = set.intersection(*({run["seed"] for run in runs} for runs in pair))
-    if not both or first == second:
+    shown = tables.difference(
+        *(tables.percent(finished, name, "accuracy") for name in (first, second))
+    )
+    if first == second or not shown:
         return ""
-    shared = [[run for run in each if run["seed"] in both] for each in pair]
-    if tables.incomparable(*shared, trials, chance=1 / setting["ways"]):
-        return tables.NOT_COMPARABLE
-    return _percent(few_shot.compare(*(_evaluation(e, setting) for e in shared)), "+")
+    reason = tables.incomparable(*pair, trials, chance=1 / setting["ways"])
+    return tables.NOT_COMPARABLE if reason else shown

@@ -14,11 +14,16 @@ PICTURES = {
     "subcategories": "Figure 6. Nearest images",
     "entries": "Figures 9 and 10. Entries and the images nearest to them",
 }
+FAIR = tables.Fair(
+    dict.fromkeys(methods.METHODS, (methods.BASELINE,)),
+    {name: method.title for name, method in methods.METHODS.items()},
+)
+PLACE = "image_classification.jsonl"
 TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification"
 
 
 def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / "image_classification.jsonl")
+    found = runs.all_of(results / PLACE)
     return "\n\n".join([TITLE, *map(section, found)])
 
 

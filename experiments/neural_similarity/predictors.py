@@ -1,4 +1,4 @@
-"""What predictors of dynamic similarities give, and what they cost: a table and a picture.
+"""What predictors of dynamic similarities give, and what they cost.
 
     python -m experiments.neural_similarity.predictors --data_dir=DIR --data_file=FILE.npz
     python -m experiments.neural_similarity.predictors --costs
@@ -21,7 +21,6 @@ import pathlib
 from typing import Any
 
 import keras
-import matplotlib.pyplot as plt
 import numpy as np
 from absl import flags
 from scipy import stats
@@ -146,43 +145,16 @@ def table(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> str:
     rows = []
     for name, cells in comparisons.items():
         by_place = {(cell.dataset, cell.network): cell for cell in cells}
-        gain, width = pooled(cells)
-        both = {
-            place: (cell.difference(LAST_EPOCHS), cell.half_width(LAST_EPOCHS))
-            for place, cell in by_place.items()
-        }
-        shown = [_shown(*both[place]) if place in both else "not run" for place in places]
+        gain = tables.spread(*pooled(cells), "seeds", sum(len(c.seeds) for c in cells), "+")
+        shown = [
+            by_place[place].interval(LAST_EPOCHS) if place in by_place else "not run"
+            for place in places
+        ]
         measured = [times.get((name, network)) for network in NAMES]
         own = [f"{each['median']:.2f}x" if each else "not run" for each in measured]
         seeds = ", ".join(str(len(cell.seeds)) for cell in cells)
-        rows.append([name, _shown(gain, width), *own, *shown, seeds])
+        rows.append([name, gain, *own, *shown, seeds])
     return tables.markdown(["predictor", "mean", *titles, *columns, "seeds"], rows)
-
-
-def _shown(gain: float, width: float) -> str:
-    return f"{gain:+.2f}" + (f" ± {width:.2f}" if math.isfinite(width) else "")
-
-
-def picture(comparisons: dict[str, list[Comparison]], timed: list[dict]) -> Any:
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for name, cells in comparisons.items():
-        gain, width = pooled(cells)
-        similarity, predictor = name.split(" ", 1)
-        known = [r["step_time"]["median"] for r in timed if r["method"] == name]
-        axis.errorbar(
-            np.mean(known) if known else math.nan,
-            gain,
-            yerr=width if math.isfinite(width) else None,
-            fmt="os"[similarity == "UNS"],
-            color=f"C{list(PREDICTORS).index(predictor)}",
-            elinewidth=0.8,
-            label=name,
-        )
-    axis.axhline(0, color="black", linestyle=":")
-    axis.set_xlabel("time of a training step / plain")
-    axis.set_ylabel("validation accuracy - plain (points)")
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
-    return figure
 
 
 def section(results: pathlib.Path) -> str:
@@ -200,8 +172,7 @@ def section(results: pathlib.Path) -> str:
         "Times of a step over the plain "
         f"network's, on two cores without XLA, {BATCH} random images: "
         f"{tables.commands(costs(results))}."
-        f"\n\n{table(compare(found), costs(results))}\n\n"
-        "![Gain in accuracy against the time of a step](figures/predictors.png)"
+        f"\n\n{table(compare(found), costs(results))}"
     )
 
 
@@ -237,9 +208,7 @@ def main(_arguments: list[str]) -> None:
             for name in FLAGS.method or METHODS
         ]
         runs.run_all(records, keys, run)
-    comparisons, times = compare(records.runs), costs(results)
-    print(f"\n{table(comparisons, times)}")
-    runs.write_figures(results / "figures", {"predictors": picture(comparisons, times)})
+    print(f"\n{table(compare(records.runs), costs(results))}")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,20 @@ from experiments.common import runs, tables
 from experiments.neural_similarity import methods
 
 _SERVED = "served_parameters"
+FAIR = tables.Fair(
+    {
+        "static_dns": ("cnn",),
+        "dynamic_dns": ("cnn", "cnn_parameters"),
+        "dynamic_uns_warmup": ("cnn", "cnn_warmup"),
+    },
+    {name: method.title for name, method in methods.METHODS.items()},
+)
+PLACE = "neural_similarity.jsonl"
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
 
 
 def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / "neural_similarity.jsonl")
+    found = runs.all_of(results / PLACE)
     return "\n\n".join([TITLE, *map(section, found)])
 
 

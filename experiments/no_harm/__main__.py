@@ -5,11 +5,11 @@
 
 Every method has every default, and is compared with the plain network of the same images,
 order and, where it has them, start weights. What converts a trained network is compared
-with that network trained on for as long. Where the 95 % interval of a method in a cell is
-wider than two points to either side, the method gets further seeds, up to --most_seeds.
-With --batch_norm=unbiased the networks have this package's batch norms: a matrix of its
-own, which shares the networks that have none. Processes may share a matrix, each with image
-sets or networks that no other has.
+with that network trained on for as long. The records have further seeds where the 95 %
+interval of a method in a cell was wider than two points to either side. With
+--batch_norm=unbiased the networks have this package's batch norms: a matrix of its own,
+which shares the networks that have none. Processes may share a matrix, each with image sets
+or networks that no other has.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ from absl import flags
 
 from experiments.common import command, runs
 from experiments.no_harm import report
-from experiments.no_harm.comparison import undecided
 from experiments.no_harm.data import DATASETS
 from experiments.no_harm.methods import METHODS
 from experiments.no_harm.networks import BATCH_NORMS, NETWORKS
@@ -34,7 +33,6 @@ flags.DEFINE_multi_enum("dataset", [], list(DATASETS), "Image sets; all if none 
 flags.DEFINE_multi_enum("network", [], list(NETWORKS), "Networks; all if none is given.")
 flags.DEFINE_multi_enum("method", [], list(METHODS), "Methods; all if none is given.")
 flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, separated by commas.")
-flags.DEFINE_integer("most_seeds", 10, "Seeds of a method in a cell where they scatter.")
 flags.DEFINE_enum("batch_norm", "keras", list(BATCH_NORMS), "Batch norms of the networks.")
 flags.DEFINE_string(
     "data_dir",
@@ -63,10 +61,6 @@ def main(_arguments: list[str]) -> None:
     methods = FLAGS.method or METHODS
     for cell in itertools.product(seeds, datasets, networks):
         run_cell(records, setting, cell, methods, FLAGS.data_dir)
-    others = (seed for seed in range(FLAGS.most_seeds) if seed not in seeds)
-    for cell in itertools.product(others, datasets, networks):
-        needed = undecided(records.runs, cell, methods, seeds, FLAGS.most_seeds)
-        run_cell(records, setting, cell, needed, FLAGS.data_dir)
     print(f"\nRuns are in {records.path}.")
 
 

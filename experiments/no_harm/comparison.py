@@ -3,22 +3,20 @@
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from scipy import stats  # Comes with scikit-learn.
 
 from experiments.common import tables
 from experiments.no_harm.data import DATASETS
-from experiments.no_harm.methods import COMPARED, METHODS, Method
+from experiments.no_harm.methods import COMPARED, Method
 from experiments.no_harm.networks import NETWORKS
 
 #: Inference may be so far below training after an epoch, in points, or as far as the plain
 #: network's and a point more.
 LARGEST_GAP = 3.0
 GAP_ABOVE_PLAIN = 1.0
-#: An interval that is wider to either side, in points, asks for more seeds.
-WIDEST = 2.0
 #: Epochs at the end whose mean hides what a single epoch does to moving statistics.
 LAST_EPOCHS = 3
 
@@ -56,6 +54,10 @@ class Comparison(NamedTuple):
             return math.inf
         quantile = float(stats.t.ppf(0.975, count - 1))
         return quantile * statistics.stdev(differences) / math.sqrt(count)
+
+    def interval(self, epochs: int = 1) -> str:
+        pair = self.difference(epochs), self.half_width(epochs)
+        return tables.spread(*pair, "seeds", len(self.seeds), "+")
 
     @property
     def has_large_gap(self) -> bool:
@@ -109,28 +111,3 @@ def compare(
         if runs:
             comparisons.append(Comparison(dataset, network, name, runs, pairs))
     return comparisons
-
-
-def undecided(
-    found: list[dict],
-    cell: tuple[int, str, str],
-    methods: Collection[str],
-    seeds: Collection[int],
-    most: int,
-) -> list[str]:
-    """The methods that need the seed of a cell, and their baselines.
-
-    One does while its interval is too wide to judge by, once `seeds` are there.
-    """
-    _, dataset, network = cell
-    wide = [
-        each.method
-        for each in compare(found)
-        if (each.dataset, each.network) == (dataset, network)
-        and each.method in methods
-        and each.half_width() > WIDEST
-        and set(seeds) <= set(each.seeds)
-        and len(each.seeds) < most
-    ]
-    needed = {*wide, *(METHODS[name].baseline for name in wide)}
-    return [name for name in METHODS if name in needed]

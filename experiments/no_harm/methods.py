@@ -86,10 +86,6 @@ def add_similarity(**options: Any) -> Make:
     return make
 
 
-def add_neighbors(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-    return nsl_keras.MetaNeighborhoodModel.from_classifier(plain)
-
-
 #: For an unconstrained similarity, not the default.
 EACH_POSITION = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
 
@@ -129,7 +125,10 @@ OWN = {
         "converted to dynamic DNS",
         add_similarity(similarity="diagonal", predictor="sphere"),
     ),
-    "converted_neighbors": converted("converted to Meta-Neighborhoods", add_neighbors),
+    "converted_neighbors": converted(
+        "converted to Meta-Neighborhoods",
+        lambda _, plain: nsl_keras.MetaNeighborhoodModel.from_classifier(plain),
+    ),
 }
 COMPARED = ALTERNATIVES | OWN
 METHODS = {PLAIN: PLAIN_METHOD} | COMPARED

@@ -65,7 +65,7 @@ def _section(owner: str, found: list[dict]) -> str:
     large = sum(each.has_large_gap for each in own)
     return f"""## With {owner} batch norms
 
-Means over the cells, differences ± their standard deviation:
+Means over the cells:
 
 {summary_table(comparisons)}
 
@@ -106,7 +106,7 @@ def summary_table(comparisons: list[Comparison]) -> str:
             [
                 method.title,
                 str(len(cells)),
-                tables.mean((each.difference() for each in cells), "+"),
+                f"{statistics.mean(each.difference() for each in cells):+.2f}",
                 _named(worst) if worst.difference() < 0 else "none",
                 _named(best) if best.difference() > 0 else "none",
                 f"{statistics.mean(each.difference(LAST_EPOCHS) for each in cells):+.2f}",
@@ -128,8 +128,10 @@ def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
         cells = {c.method: c for c in comparisons if (c.dataset, c.network) == place}
         if not cells:
             continue
-        plain = [r for r in tables.of_method(found, PLAIN) if _place(r) == place]
-        newest = {run["seed"]: run for run in plain}.values()
+        plain = tables.of_method(found, PLAIN)
+        newest = {
+            run["seed"]: run for run in plain if (run["dataset"], run["network"]) == place
+        }.values()
         title = f"{DATASETS[place[0]].title}, {NETWORKS[place[1]].title}"
         shown = [_difference(cells[n]) if n in cells else "" for n in COMPARED]
         accuracies = map(comparison.test_accuracy, newest)
@@ -138,11 +140,6 @@ def _cell_table(found: list[dict], comparisons: list[Comparison]) -> str:
     return tables.markdown(columns, rows)
 
 
-def _place(run: dict) -> tuple[str, str]:
-    return run["dataset"], run["network"]
-
-
 def _difference(cell: Comparison) -> str:
-    mean, width = cell.difference(), cell.half_width()
-    shown = f"{mean:+.2f} ± {width:.2f}"
-    return f"**{shown}**" if abs(mean) > width else shown
+    shown = cell.interval()
+    return f"**{shown}**" if abs(cell.difference()) > cell.half_width() else shown

@@ -1,7 +1,7 @@
 """What was gained on a pretrained network, from the records of its runs."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from experiments.common import runs, tables
 
@@ -35,24 +35,17 @@ def table(found: list[dict], domains: Mapping[str, str] = TRIED) -> str:
         trained = own[0].get("trained")
         rows.append(
             [
-                name,
+                f"{name}{tables.star(own)}",
                 *(cell(part, name) for part in parts.values()),
                 f"{trained:,}" if trained else "",
                 # In float32.
                 f"{4 * trained / 1000:,.0f}" if trained else "",
-                ", ".join(dict.fromkeys(_rate(run) for run in own if run["rate"])),
+                tables.rates(own),
                 tables.seeds(own),
             ]
         )
     columns = ["method", *parts, "trained parameters", "kB of a task"]
-    columns += ["learning rate (*: at the edge of its grid)", "draws"]
-    return tables.markdown(columns, rows)
-
-
-def _rate(run: dict) -> str:
-    tried = run.get("setting", {}).get("rates", ())
-    is_edge = run["rate"] in (min(tried, default=0), max(tried, default=0))
-    return f"{run['rate']:g}{'*' * is_edge}"
+    return tables.markdown([*columns, "learning rate", "draws"], rows)
 
 
 def cell(found: list[dict], name: str) -> str:
@@ -63,10 +56,10 @@ def cell(found: list[dict], name: str) -> str:
         for each in pair
     )
     if name == BASELINE:
-        return tables.mean(own.values())
+        return tables.mean(own.values(), over="draws")
     if tables.incomparable(*pair):
         return tables.NOT_COMPARABLE
-    return tables.difference(own, baseline) or "not run"
+    return tables.difference(own, baseline, "draws") or tables.NOT_RUN
 
 
 TEXT = "text.jsonl"
@@ -99,7 +92,14 @@ STEPS = {
     "head": "its classifier alone, trained as long",
     "similarity": "`add_similarity`, trained and folded",
 }
-
+FAIR = tables.Fair(
+    {
+        "similarity": ("regression", "head"),
+        "M unconstrained + head": ("everything",),
+        "neighbors": (BASELINE, "nearest centroid"),
+    },
+    STEPS,
+)
 
 PARTS = {
     "tried": ("## A pretrained network with few labels", TRIED),
@@ -125,20 +125,17 @@ def section(results: pathlib.Path, kind: str = "tried") -> str:
 def recipe(results: pathlib.Path) -> str:
     found = runs.RunRecords(results / RECIPE).runs
 
-    def cell(own: list[dict], value: Callable[[dict], float]) -> str:
-        return tables.mean([100 * value(each["accuracy"]) for each in own])
+    def cell(own: list[dict], step: str) -> str:
+        base = int(step != "regression")
+        found = (each["accuracy"] for each in own)
+        gains = (100 * (each[step] - base * each["regression"]) for each in found)
+        return tables.mean(gains, over="draws")
 
     rows = []
     for place in (*PHOTOGRAPHS, "mean"):
         own = [each for each in found if place in (each["domain"], "mean")]
-        if own:
-            above = (
-                cell(own, lambda each, step=step: each[step] - each["regression"])
-                for step in [*STEPS][1:]
-            )
-            base = cell(own, lambda each: each["regression"])
-            rows.append([place, base, *above, str(len(own))])
-    columns = ["photographs", STEPS["regression"], *list(STEPS.values())[1:], "draws"]
+        rows.append([place, *(cell(own, step) for step in STEPS), str(len(own))])
+    columns = ["photographs", *STEPS.values(), "draws"]
     return (
         f"### README's recipe\n\n{tables.commands(found)}: EfficientNet-Lite0 and "
         f"five labels per class. Test accuracy of the first column in %, and what each "

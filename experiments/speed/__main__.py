@@ -25,7 +25,6 @@ GROUPS = {
     "static": similarity.static,
     "network": similarity.network,
     "head": neighborhoods.head,
-    "serving": neighborhoods.serving,
     "model": neighborhoods.model,
     "many_classes": neighborhoods.many_classes,
     "costs": costs.comparisons,

@@ -6,13 +6,10 @@ the rest.
 
 import dataclasses
 import functools
-import itertools
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import nsl_keras
@@ -86,39 +83,6 @@ def cosine_head() -> keras.layers.Layer:
 def stacked_head() -> keras.layers.Layer:
     hidden = [keras.layers.Dense(STACK_WIDTH, "relu") for _ in range(3)]
     return keras.Sequential([*hidden, keras.layers.Dense(CLASSES)])
-
-
-#: Features and classes of heads that serve, and their batch sizes.
-SERVED, SERVED_BATCHES = (192, 100), (1, 64)
-
-
-def serving(xla: bool) -> Iterator[measure.Comparison]:
-    """Heads in `predict` and as SavedModels, which compute once what no query changes."""
-    features, classes = SERVED
-    kinds: Sequence[Any] = (keras.layers.Dense, nsl_keras.layers.CosineDense)
-    for kind, batch in itertools.product(kinds, SERVED_BATCHES):
-        plain = keras.Sequential([keras.Input((features,)), kind(classes)])
-        ours = nsl_keras.MetaNeighborhoodModel(None, kind(classes), NEIGHBORS)
-        ours.build((None, features))
-        examples = np.random.default_rng(0).normal(size=(16 * batch, features))
-        examples = examples.astype("float32")
-        predict, served = {}, {}
-        for name, each in (("plain", plain), ("Meta-Neighborhoods", ours)):
-            each.compile(jit_compile=xla)
-            options = {"batch_size": batch, "verbose": 0}
-            predict[name] = functools.partial(each.predict, examples, **options)
-            served[name] = _served(each, examples[:batch])
-        case = f"{kind.__name__}, S={NEIGHBORS}, d={features}, C={classes}, B={batch}"
-        yield measure.Comparison(f"{case}, predict of 16 batches", predict)
-        yield measure.Comparison(f"{case}, SavedModel", served, calls_per_round=3)
-
-
-def _served(model: keras.Model, batch: np.ndarray) -> measure.Step:
-    with tempfile.TemporaryDirectory() as folder:
-        nsl_keras.export.save_model(model, f"{folder}/1", examples=batch)
-        loaded = tf.saved_model.load(f"{folder}/1")
-    inputs = tf.constant(batch)
-    return lambda: float(loaded.serve(inputs)[0, 0])
 
 
 #: Backbone, entries, classes and batch size; the last has many classes.

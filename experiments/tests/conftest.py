@@ -5,6 +5,7 @@ from tests.conftest import (  # noqa: F401
     eager,
     fixed_seed,
     free_memory,
+    large_batches,
     one_thread,
     pytest_collection_finish,
     pytest_collection_modifyitems,

@@ -204,7 +204,7 @@ def test_the_demo_goes_on_exports_and_serves(tmp_path, monkeypatch):
             ["--seeds=1", "--dataset=cifar_fs", "--network=narrow_cnn", "--method=plain"]
             + ["--method=DNS depthwise", "--data_file={folder}/images.npz"],
             "| DNS depthwise |",
-            "predictors.png",
+            None,
         ),
         (
             "image_classification",

@@ -108,24 +108,33 @@ def test_dictionaries_are_drawn_by_the_seeds_that_all_have():
 # Rows.
 
 
+@functools.cache
+def parameters_of(network, name):
+    """Of a row's model, which several tables have."""
+    own = {"spherenet": similarity_methods.SPHERENET_METHODS}
+    own["mobile"] = similarity_methods.MOBILE_METHODS
+    row = own.get(network, similarity_methods.METHODS)[name]
+    size = 8 if network == "cnn9" else 32
+    widths = {"cnn9": (16, 16, 32), "cnn10": (4, 5, 6), "spherenet": (32, 32, 10)}
+    options = {"filters": widths[network]} if network in widths else {}
+    if network.startswith("resnet"):
+        options = {"filters": (2, 2, 4, 4)}
+    model = similarity_methods.build(
+        network, row, (size, size, 3), 10, momentum=0.9, **options
+    )
+    assert model.output_shape == (None, 10)
+    return parameters(model)
+
+
 @pytest.mark.parametrize("number", similarity_methods.TABLES)
 def test_rows_of_neural_similarity_differ(number):
-    table = similarity_methods.TABLES[number]
-    size = 8 if table.network == "cnn9" else 32
-    widths = {"cnn9": (16, 16, 32), "cnn10": (4, 5, 6), "spherenet": (32, 32, 10)}
-    options = {"filters": widths[table.network]} if table.network in widths else {}
-    if table.network.startswith("resnet"):
-        options = {"filters": (2, 2, 4, 4)}
-    found = {}
+    table, found = similarity_methods.TABLES[number], {}
     for name, row in table.methods.items():
-        model = similarity_methods.build(
-            table.network, row, (size, size, 3), 10, momentum=0.9, **options
-        )
-        assert model.output_shape == (None, 10)
         # Predictors of different kinds and blocks have the same parameters.
         changes = getattr(row.convolution, "keywords", {}), row.options
         own = row.predictor_rate, row.predictor_penalty, row.warmup, row.predictor_warmup
-        found[name] = (parameters(model), *map(str, changes), *own)
+        count = parameters_of(table.network, name)
+        found[name] = (count, *map(str, changes), *own)
     assert len(set(found.values())) == len(found), found
     assert table.baseline in table.methods
 

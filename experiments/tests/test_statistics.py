@@ -104,12 +104,13 @@ def test_runs_are_paired_with_the_baseline_of_their_commit():
 def test_demo_and_regression():
     found = [
         {"method": name, "seed": seed, "test_accuracy": accuracy, "parameters": 1234}
-        for name, accuracies in {"plain": (0.8, 0.9), "static": (0.7, 0.6)}.items()
+        for name, accuracies in {"plain": (0.8, 0.9), "static": (0.7, 0.6, 0.8)}.items()
         for seed, accuracy in enumerate(accuracies)
     ]
-    _, _, plain, static = demo_table.table(found).splitlines()
-    assert plain == "| CNN | 85.00 ± 7.07 |  |  | 1,234 |  |"
-    assert "neural similarity | 65.00 ± 7.07 | -20.00 ± 14.14 |" in static
+    _, _, plain, static, _, note, *_ = demo_table.table(found).splitlines()
+    assert plain == "| CNN | 80.00 and 90.00 |  |  | 1,234 |  |"
+    assert "neural similarity | 70.00 ± 10.00 | -10.00 and -30.00 |" in static
+    assert note == "± over 3 seeds."
     # Of the differences -0.25, -0.5 and 0: t = -sqrt(3).
     errors = {"vanilla": [0.5, 1.0, 0.75], "neighborhoods": [0.25, 0.5, 0.75]}
     folds = [
@@ -128,19 +129,18 @@ def test_demo_and_regression():
         assert regression_table.p_value(found, other) == pytest.approx(0.225, abs=1e-3)
 
 
-def test_few_shot_differences_are_paired_by_episode():
-    setting = {"queries": 3, "ways": 2}
+def test_few_shot_differences_are_paired_by_seed():
     found = [
-        {"method": method, "seed": 0, "right_queries": right}
-        for method, right in {
-            "finetuning": [3, 4, 6],
-            "nearest_centroid": [3, 5, 6],
+        {"method": method, "seed": seed, "accuracy": accuracy}
+        for method, accuracies in {
+            "finetuning": (0.5, 0.6, 0.7),
+            "nearest_centroid": (0.6, 0.6, 0.8, 0.9),
         }.items()
+        for seed, accuracy in enumerate(accuracies)
     ]
-    cell = few_shot_table._difference(
-        "nearest_centroid", "finetuning", found, setting, trials=None
-    )
-    assert cell.startswith(f"{100 * np.mean([0, 1, 0]) / 6:+.2f} ± ")
+    pair = "nearest_centroid", "finetuning"
+    cell = few_shot_table._difference(*pair, found, {"ways": 2}, trials=None)
+    assert cell == "+6.67 ± 5.77"
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 import dataclasses
 
 import pytest
-from helpers import ROOT
 
 from experiments import tables
 from experiments.common import runs
 from experiments.common import tables as tables_of_runs
 from experiments.neural_similarity import methods as similarity_methods
 from experiments.neural_similarity import table as similarity_table
-from experiments.no_harm import report
 
 SETTING = {"dataset": "digits", "sizes": (1, 2)}
 
@@ -117,8 +115,8 @@ def test_table_of_neural_similarity(tmp_path):
         made.append(record("static_dns", seed, accuracy + 0.01 + 0.01 * seed))
     text = similarity_table.section(records_of(tmp_path / "1", NEURAL_SIMILARITY, made))
     for row in (
-        "| CNN | 7.78 | 9.00 ± 1.41 |  | 0, 1 | 1,234 |",
-        "| static NSN, DNS | 7.15 | 7.50 ± 0.71 | -1.50 ± 0.71 | 0, 1 | 1,234 |",
+        "| CNN | 7.78 | 8.00 and 10.00 |  | 0, 1 | 1,234 |",
+        "| static NSN, DNS | 7.15 | 7.00 and 8.00 | -1.00 and -2.00 | 0, 1 | 1,234 |",
         "| CNN++ | 7.29 | not run |  |  |  |",
         "plain convolutions | 7.04 | diverged in 1 of 1 |",
     ):
@@ -126,7 +124,7 @@ def test_table_of_neural_similarity(tmp_path):
     # Beside other data there are no published figures.
     digits = {**NEURAL_SIMILARITY, "dataset": "digits"}
     text = similarity_table.section(records_of(tmp_path / "2", digits, made))
-    assert "| static NSN, DNS | 7.50 ± 0.71 | -1.50" in text and "paper" not in text
+    assert "| static NSN, DNS | 7.00 and 8.00 | -1.00" in text and "paper" not in text
 
 
 def test_trials_of_two_rates_stand_in_one_row(tmp_path):
@@ -184,6 +182,49 @@ def test_rows_that_were_not_trained_alike_are_not_paired(tmp_path):
     assert "| static NSN, DNS | 7.15 | 50.00 | not comparable | 0 |" in text
 
 
+# What the check asks of a table.
+
+
+def test_a_row_needs_its_control_and_a_rate_at_the_edge_its_star(tmp_path):
+    made = [record(name, 0, 0.5, learning_rate=0.01) for name in ("cnn", "dynamic_dns")]
+    records = records_of(tmp_path, {**NEURAL_SIMILARITY, "tuned": True}, made)
+    trials = [
+        {"method": run["method"], "rate": rate, "accuracy": rate}
+        for run in made
+        for rate in (0.001, 0.01)
+    ]
+    fair = similarity_table.FAIR
+    titles = [similarity_methods.METHODS[name].title for name in fair.beside["dynamic_dns"]]
+    text = similarity_table.section(records, ["cost"])
+    (lacking,) = fair.problems(text, made)
+    assert lacking == f"dynamic NSN, DNS without {titles[1]}"
+    # Of three rates the middle one needs no star.
+    middle = [*trials, {"method": "dynamic_dns", "rate": 0.1, "accuracy": 0.0}]
+    (star, _) = fair.problems(text, made, middle)
+    assert star == "CNN without the star of its learning rate"
+    rows = [[f"{each}{tables_of_runs.star(made[:1], trials)}", "1"] for each in titles]
+    table = tables_of_runs.markdown(["method", "error"], [*rows, ["dynamic NSN, DNS*"]])
+    assert "| CNN* | 1 |" in table and table.endswith(
+        "lowest or highest learning rate tried."
+    )
+    assert not fair.problems(table, made, trials)
+    # Settings name the rates, of all methods or of each.
+    for tried in ([0.1, 0.3], {"head": [0.1, 0.3]}):
+        run = {"method": "head", "rate": 0.3, "setting": {"rates": tried}}
+        assert tables_of_runs.star([run]) == "*"
+
+
+def test_each_deviation_is_over_seeds_of_the_records():
+    values = [1.5, 2.5, 4.25]
+    shown = tables_of_runs.mean(values, "+"), tables_of_runs.mean(values[:2], "+")
+    assert shown == ("+2.75 ± 1.39", "+1.50 and +2.50")
+    table = tables_of_runs.markdown(["gain"], [[shown[0]]])
+    assert table.endswith("\n\n± over 3 seeds.")
+    assert not tables_of_runs.unstated(f"{table} In prose: 2.75 ± 1.39.")
+    other = tables_of_runs.mean([1000.0, 2000.0, 3000.0], over="episodes")
+    assert tables_of_runs.unstated(f"{other}; 2.75 ± 1.38") == [other, "2.75 ± 1.38"]
+
+
 # The figures of README, docs/ and results/.
 
 
@@ -192,6 +233,7 @@ def test_check_names_a_stale_page(monkeypatch, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("old")
     monkeypatch.setattr(tables, "made", lambda: {page: "new"})
+    monkeypatch.setattr(tables, "LACKING", {})
     with pytest.raises(SystemExit, match=r"experiments.tables for page.md"):
         tables.main(["--check"])
     assert page.read_text() == "old"
@@ -200,6 +242,11 @@ def test_check_names_a_stale_page(monkeypatch, tmp_path):
     with pytest.raises(SystemExit) as ended:
         tables.main(["--check"])
     assert not ended.value.code
+    tables.LACKING["a row without its control"] = None
+    monkeypatch.setattr(tables, "made", lambda: {page: "1.25 ± 0.11"})
+    page.write_text("1.25 ± 0.11")
+    with pytest.raises(SystemExit, match=r"page.md: 1.25 ± 0.11\na row without"):
+        tables.main(["--check"])
 
 
 def test_results_are_few_and_small():
@@ -208,9 +255,7 @@ def test_results_are_few_and_small():
     assert all(path.stat().st_size < 2**18 for path in found if path.suffix == ".png")
 
 
-def test_pages_are_made_from_the_records():
-    for page in tables.pages():
-        text = page.read_text()
-        assert tables.with_tables(text) == text, f"python -m experiments.tables: {page}"
-    assert tables.results_readme() == (ROOT / "results" / "README.md").read_text()
-    assert report.page(tables.RESULTS) == (ROOT / "results" / "no_harm.md").read_text()
+def test_pages_are_made_from_the_records_and_compare_fairly():
+    with pytest.raises(SystemExit) as ended:
+        tables.main(["--check"])
+    assert not ended.value.code, ended.value.code

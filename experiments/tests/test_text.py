@@ -20,7 +20,7 @@ def network():
 
 def test_methods_train_what_they_say(monkeypatch, eager):
     monkeypatch.setattr(text, "network", network)
-    monkeypatch.setattr(text, "EPOCHS", 2)
+    monkeypatch.setattr(text, "EPOCHS", 1)
     ids = np.random.default_rng(0).integers(1, 20, (6, 5))
     tokens = {"token_ids": ids, "segment_ids": ids * 0, "padding_mask": ids > 0}
     few = text.Few(tokens, np.arange(6) % 3, tokens, np.arange(6) % 3)

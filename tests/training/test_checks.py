@@ -11,7 +11,6 @@ from keras import ops
 import nsl_keras
 from nsl_keras.training import checks
 
-LONG = pytest.mark.long
 X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
 Y = np.arange(24) % 3
 
