@@ -26,7 +26,6 @@ from experiments.common import runs, tables
 from experiments.demo import spirals
 from experiments.demo import table as demo
 from experiments.few_shot import calibration, sine_waves
-from experiments.few_shot import methods as few_shot_methods
 from experiments.few_shot import table as few_shot
 from experiments.image_classification import table as images
 from experiments.neural_similarity import (
@@ -121,64 +120,34 @@ def with_tables(text: str) -> str:
     )
 
 
-def _where() -> str:
-    """One row a kind of problem: points above a plain network, here and with rivals."""
-    photographs = [run["accuracy"] for run in _records(pretrained.RECIPE).runs]
-
-    def above(step: str, baseline: str = "regression") -> str:
-        gains = (100 * (each[step] - each[baseline]) for each in photographs)
-        return tables.mean(gains, "+", "draws")
-
-    studied = [
-        each
-        for each in _records(pretrained.PLACE).runs
-        if each["domain"] in pretrained.CORRUPTED and each["shots"] == 5
-    ]
-    others = "; ".join(
-        f"{name}{tables.star(tables.of_method(studied, name))}: "
-        f"{pretrained.cell(studied, name)}"
-        for name in ("LoRA of rank 1 + head", "everything", "M unconstrained + head")
+def _few_labels() -> str:
+    """What to train of a pretrained network: README's recipe and its rivals."""
+    found, sizes = pretrained.accuracies(RESULTS), pretrained.kilobytes(RESULTS)
+    rivals, sentences = (
+        _records(pretrained.RECIPE, "rivals"),
+        [each for each in _records(pretrained.TEXT).runs if each["domain"] == "clinc150"],
     )
-    few = _records(few_shot.PLACE, FEW_SHOT)
-    trials = tables.trials_of(few)
-    steps = {
-        row["candidate"]: f"{row['median']:.1f}x per training step"
-        for each in experiments.speed.table.measured(RESULTS, "network")
-        for row in each["rows"]
-        if row["case"].startswith("few-shot") and each["xla"] == "off"
-    }
-
-    def new_classes(name: str) -> str:
-        title = few_shot_methods.METHODS[name].title
-        pair = [tables.of_method(few.runs, each) for each in (name, "finetuning")]
-        tables.require_comparable(*pair, trials)
-        own, plain = (tables.percent(each, each[0]["method"], "accuracy") for each in pair)
-        price = f" ({steps[title]})" if title in steps else ""
-        gain = tables.difference(own, plain) if own != plain else "0"
-        return f"{title}{tables.star(pair[0], trials)}: {gain}{price}"
-
-    step = pretrained.STEPS
-    rows = [
-        [
-            "five photographs per class, clean and corrupted",
-            f"{step['adapt']}: {above('adapt')}; {step['similarity']}: "
-            f"{above('similarity')}, of which over the classifier alone "
-            f"{above('similarity', 'head')}",
-            f"{step['regression']}: 0; {step['head']}: {above('head')}; "
-            f"on five corruptions: {others}",
-            "none once folded",
-        ],
-        [
-            "new classes of CIFAR-100, five images per class",
-            new_classes("dynamic_nsn"),
-            "; ".join(map(new_classes, ("finetuning", "same_parameters", "longer"))),
-            "time and memory of the predictors",
-        ],
-    ]
-    columns = ["situation", "with this package", "instead", "price at inference"]
+    of_sentences = {"regression": pretrained.BASELINE, "similarity": "M diagonal + head"}
+    rows = []
+    for step, title in pretrained.STEPS.items():
+        name = of_sentences.get(step, step)
+        own = tables.of_method(sentences, name)
+        photographs = tables.of_method(rivals.runs, step)
+        trained = own[0].get("trained", 0) if own else 0
+        rows.append(
+            [
+                f"{title}{tables.star(photographs) or tables.star(own)}",
+                pretrained.gain(found, step, ["photo"]),
+                pretrained.gain(found, step, pretrained.CORRUPTIONS),
+                sizes[step],
+                pretrained.cell(sentences, name) if own else "",
+                f"{4 * trained / 1000:,.0f}" if trained else "",
+            ]
+        )
+    columns = ["accuracy, %; below the first row, what is above it", "clean photographs"]
+    columns += ["corrupted ones", "kB of a task", "intents", "kB of a task"]
     made = tables.markdown(columns, rows)
-    _asked(made, pretrained.FAIR, _records(pretrained.PLACE))
-    return _asked(made, few_shot.FAIR, few)
+    return _asked(made, pretrained.FAIR_RECIPE, rivals)
 
 
 def _records(file: str, name: str = "") -> runs.RunRecords:
@@ -307,7 +276,7 @@ The records: [`results/{file}`]({records}).
 _SMALL = "cifar_fs_small_16_cnn4_5way_5shot_augmented"
 _MNIST = "convnet4_12-48-96-96_mnist_5000_390"
 TABLES: dict[str, Callable[[], str]] = {
-    "where": _where,
+    "few_labels": _few_labels,
     "demo": lambda: _section(demo, "digits", name="digits"),
     "few_shot": lambda: _of_setting(
         *(few_shot, FEW_SHOT, few_shot.ALL, (0, 1, 2)),
