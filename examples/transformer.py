@@ -49,7 +49,7 @@ def classifier_alone(model):
 
 
 def similarity(model):
-    options = {"block_size": 4, "freeze_backbone": "features", "inplace": True}
+    options = {"block_size": 4, "train_classifier": True, "inplace": True}
     nsl_keras.convert.add_similarity(model, "orthogonal", **options)
 
 

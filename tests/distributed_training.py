@@ -75,7 +75,7 @@ def maml():
 
 def adapted():
     """Adapted in place, with a rotation of each kernel's taps."""
-    options = {"freeze_backbone": "features", "inplace": True}
+    options = {"train_classifier": True, "inplace": True}
     model = network(keras.layers.Conv2D(4, 3))
     return nsl_keras.convert.add_similarity(model, "orthogonal", **options)
 

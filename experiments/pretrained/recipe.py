@@ -59,9 +59,7 @@ def run(place: str, number: int) -> dict:
     few = study.draw(place, SHOTS, number)
     keras.utils.set_random_seed(number)
     classifier = adapted(few)
-    similar = convert.add_similarity(
-        classifier, "unconstrained", freeze_backbone="features"
-    )
+    similar = convert.add_similarity(classifier, "unconstrained", train_classifier=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     # XLA compiles for longer than it trains.
     jit_compile = keras.backend.backend() == "jax"

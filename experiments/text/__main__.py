@@ -148,7 +148,7 @@ Change = Callable[[keras.Model, keras.layers.Layer], keras.Model]
 
 def with_similarity(similarity: Any, block_size: int | None = None) -> Change:
     return lambda model, _: convert.add_similarity(
-        model, similarity, block_size=block_size, freeze_backbone="features", inplace=True
+        model, similarity, block_size=block_size, train_classifier=True, inplace=True
     )
 
 

@@ -45,7 +45,8 @@ def add_similarity(
     predictor: Any = None,
     layers: Collection[str] | str | Callable[[Layer], bool] | None = None,
     block_size: int | None = None,
-    freeze_backbone: bool | str = True,
+    freeze_backbone: bool = True,
+    train_classifier: bool = False,
     inplace: bool = False,
 ) -> keras.Model:
     """Returns a model, not compiled, whose layers have a neural similarity.
@@ -73,10 +74,12 @@ def add_similarity(
         block_size: int or `None`, for layers that read features: `Dense`, `EinsumDense` and
             1x1 convolutions. See `nsl_keras.layers.NeuralSimilarityDense`; `None` is one
             block of all features, at most 1,024 unless the similarity is diagonal.
-        freeze_backbone: `True` trains only the new similarities and predictors (and head
-            and dictionary of a `MetaNeighborhoodModel`); batch norms run in inference mode.
-            `"features"` also trains the classifier, the last layer with trainable weights.
-            `False` freezes nothing. `nsl_keras.convert.unfreeze` unfreezes all of a model.
+        freeze_backbone: bool. `True` trains only the new similarities and predictors (and
+            head and dictionary of a `MetaNeighborhoodModel`); batch norms run in inference
+            mode. `False` freezes nothing. `nsl_keras.convert.unfreeze` unfreezes all of a
+            model.
+        train_classifier: bool, whether the classifier, the last layer with trainable
+            weights, stays trainable when `freeze_backbone` freezes all others.
         inplace: bool, whether to change `model` itself and return it, as Keras's
             `enable_lora` does, so that its class, preprocessor and `generate` stay. Compile
             it again. Otherwise it does not change, and the two share no weights.
@@ -115,11 +118,12 @@ def add_similarity(
     is_new = getattr(predictor, "shared_network", None) is None
     demand = "a new `SharedSimilarityPredictor`, which no layer uses"
     validation.require(is_new, "predictor", demand, predictor)
-    validation.one_of(freeze_backbone, (True, False, "features"), "freeze_backbone")
+    validation.boolean(freeze_backbone, "freeze_backbone")
+    validation.boolean(train_classifier, "train_classifier")
     validation.boolean(inplace, "inplace")
-    fits = freeze_backbone != "features" or not hasattr(model, "neighborhood")
-    demand = "True or False: a MetaNeighborhoodModel trains its head and dictionary anyway"
-    validation.require(fits, "freeze_backbone", demand, freeze_backbone)
+    fits = not train_classifier or not hasattr(model, "neighborhood")
+    demand = "False: a MetaNeighborhoodModel trains its head and dictionary anyway"
+    validation.require(fits, "train_classifier", demand, train_classifier)
     graphs.root_of(model)  # Raises for a model that is not built.
     model = model if inplace else copied(model)
     root = graphs.root_of(model)
@@ -134,7 +138,7 @@ def add_similarity(
     fits = not any(are_inside) or not isinstance(predictor, keras.layers.Layer)
     demand = "None or a recipe for layers that other layers hold"
     validation.require(fits, "predictor", demand, predictor)
-    free = [_classifier(root)] if freeze_backbone == "features" else []
+    free = [_classifier(root)] if train_classifier else []
     flags = [(each, each.trainable) for each in (root, *found, *root.variables)]
     if freeze_backbone:
         for part in (root, *found):
@@ -207,8 +211,8 @@ def _chosen(
 def _classifier(model: Any) -> Any:
     """Returns the layer whose trainable weights come last."""
     trained = model.trainable_variables
-    demand = "True or False for a model without trainable weights"
-    validation.require(trained, "freeze_backbone", demand, "features")
+    demand = "False for a model without trainable weights"
+    validation.require(trained, "train_classifier", demand, True)
     parts = nesting.sublayers(model)
     holding = [each for each in parts if any(v is trained[-1] for v in each.variables)]
     return min(holding, key=lambda each: len([*nesting.sublayers(each)]))  # The innermost.

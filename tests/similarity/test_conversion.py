@@ -192,7 +192,7 @@ CHOOSE = r"`layers` must choose one or more layers of the types Conv1D.* suits: 
         (error_of(inplace="no"), "`inplace` must be True or False"),
         (
             error_of(freeze_backbone="no"),
-            "`freeze_backbone` must be one of True, False, 'feat",
+            "`freeze_backbone` must be True or False",
         ),
     ],
 )
@@ -262,8 +262,8 @@ def test_backbones_of_models_with_neighbors():
     model.dictionary.keys.assign(normal(*model.dictionary.keys.shape))
     added = add_similarity(model)
     assert type(added) is MetaNeighborhoodModel and added.name == "neighbors"
-    with pytest.raises(ValueError, match="`freeze_backbone` must be True or False"):
-        add_similarity(model, freeze_backbone="features")
+    with pytest.raises(ValueError, match="`train_classifier` must be False"):
+        add_similarity(model, train_classifier=True)
     assert difference(model, added, IMAGES) == 0
     assert converted(added.backbone) == ["first"]
     # Head, dictionary and rate are trained, and only `M` of the backbone.

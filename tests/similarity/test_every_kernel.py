@@ -184,14 +184,14 @@ def ends_in_a_wrapper():
 )
 def test_the_classifier_stays_trainable_in_one_word(make, chosen):
     model = make()
-    new = convert.add_similarity(model, layers=chosen, freeze_backbone="features")
+    new = convert.add_similarity(model, layers=chosen, train_classifier=True)
     names = {each.name for each in new.trainable_variables}
     paths = [each.path for each in new.trainable_variables if each.name != "similarity"]
     assert names == {"similarity", "kernel", "bias"}
     assert [path.split("/")[-2] for path in paths] == ["classifier"] * 2
     model.trainable = False
-    with pytest.raises(ValueError, match="`freeze_backbone` must be True or False for"):
-        convert.add_similarity(model, freeze_backbone="features", layers=chosen)
+    with pytest.raises(ValueError, match="`train_classifier` must be False for"):
+        convert.add_similarity(model, train_classifier=True, layers=chosen)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,10 @@ def test_arguments_by_position(eager):
 def test_the_first_batch_of_a_data_set_is_checked(eager):
     model = classifier()
     model.fit(Batches((X, Y)), verbose=0)
-    model.fit((each for each in [(X, Y)]), steps_per_epoch=1, verbose=0)
+    model.fit((each for each in [(X, Y)]), shuffle=False, steps_per_epoch=1, verbose=0)
     for use in (
         lambda wrong: model.fit(Batches(wrong), verbose=0),
-        lambda wrong: model.fit((each for each in [wrong]), verbose=0),
+        lambda wrong: model.fit((each for each in [wrong]), shuffle=False, verbose=0),
         lambda wrong: model.fit(X, Y, validation_data=Batches(wrong), verbose=0),
         lambda wrong: model.evaluate(Batches(wrong), verbose=0),
     ):
