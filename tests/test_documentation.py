@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import posixpath
 import re
 import shutil
@@ -196,7 +197,8 @@ def test_site_builds_without_a_warning(tmp_path, monkeypatch):
     shutil.copy(ROOT / "zensical.toml", tmp_path)
     __main__.main([])
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    options = {"capture_output": True, "text": True, "timeout": 280}
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
     built = done.stdout + done.stderr
     assert done.returncode == 0, built
     assert "No issues found" in built, built

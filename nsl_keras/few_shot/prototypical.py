@@ -195,9 +195,11 @@ class NearestCentroid(MetricLearner):
         if type(self) is not NearestCentroid or type(self.metric) is not key_metrics.Cosine:
             return super().with_support(layers, features, labels, head)
         options: dict[str, Any] = {"dtype": features.dtype}
-        flatten = keras.layers.Flatten(**options)
+        # Features may be shorter than `CosineDense` normalizes exactly.
+        units = [keras.layers.Flatten(**options), keras.layers.UnitNormalization(**options)]
+        units.insert(1, keras.layers.Rescaling(1.0, **options))  # Integers become floats.
         classifier = CosineDense(self.ways, scale=1.0, **options)
-        model = AdaptedModel([*layers, flatten, classifier, head])
+        model = AdaptedModel([*layers, *units, classifier, head])
         membership = ops.one_hot(labels, self.ways, dtype=features.dtype)
         vectors = self.vectors(ops.reshape(features, (len(features), -1)))
         means = class_means(vectors[None], membership[None])[0]

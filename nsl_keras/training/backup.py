@@ -61,6 +61,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         callbacks: Callbacks of the same `fit` whose progress is kept, for example
             `keras.callbacks.EarlyStopping`: all attributes, except constructor arguments
             and functions. They may hold no open files, as `keras.callbacks.CSVLogger` does.
+        every: int, the number of epochs between states.
         delete_checkpoint: bool, whether to delete the states when training ends.
             Otherwise the last state stays until you call `delete`, and another `fit` only
             restores the final model.
@@ -69,9 +70,9 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         epoch: int, the number of finished, saved epochs, and the next epoch to train.
 
     Raises:
-        ValueError: For a remote folder; in `fit`, if the model is not built, the progress
-            of a callback cannot be pickled, or the states belong to a model with other
-            weights or another number of seeds, or to other `callbacks`.
+        ValueError: For a remote folder, or an `every` below 1; in `fit`, if the model is
+            not built, the progress of a callback cannot be pickled, or the states belong to
+            a model with other weights or another number of seeds, or to other `callbacks`.
 
     Example:
 
@@ -103,12 +104,14 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
         self,
         folder: str | os.PathLike[str],
         callbacks: Sequence[keras.callbacks.Callback] = (),
+        every: int = 1,
         delete_checkpoint: bool = True,
     ) -> None:
         self.folder = files.local(folder, "folder")
         # A folder of this process alone, where Keras reads and writes.
         super().__init__(str(self.folder / f".epoch_{uuid.uuid4().hex}"))
         self.callbacks = list(callbacks)
+        self.every = validation.positive_integer(every, "every")
         self.delete_checkpoint = validation.boolean(delete_checkpoint, "delete_checkpoint")
         self.epoch = max(self._states(), default=0)
         self._rest: dict[str, Any] = {}
@@ -141,7 +144,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
                         "`callbacks` must hold callbacks whose progress `pickle` can save. "
                         f"Received: {callback!r}"
                     ) from error
-        if epoch > self.epoch:
+        if epoch > self.epoch and epoch % self.every == 0:
             self._keep(epoch, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

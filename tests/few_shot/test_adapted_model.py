@@ -50,6 +50,12 @@ def subclassed():
     return few_shot.NearestCentroid(Subclassed(), 3), SUPPORT, (1e-7, 1e-6)
 
 
+def short_features():
+    """Of a network with weights near zero."""
+    backbone = stacked((6,), keras.layers.Rescaling(1e-9))
+    return few_shot.NearestCentroid(backbone, 3), normal(6, 6), (1e-4, 1e-5)
+
+
 def without_features():
     """All features of a support example are zero."""
     support = np.eye(6, dtype="float32") * (np.arange(6) < 5)
@@ -64,7 +70,7 @@ def with_lora():
     return maml, SUPPORT, (1e-4, 1e-5)
 
 
-MAKERS = [half_precision, subclassed, without_features, with_lora]
+MAKERS = [half_precision, subclassed, short_features, without_features, with_lora]
 
 
 @pytest.mark.parametrize("make", MAKERS)

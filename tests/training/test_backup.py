@@ -107,16 +107,16 @@ def test_early_stopping(tmp_path):
             assert getattr(restored, name) == getattr(progress, name), name
 
 
-def test_states_after_every_epoch(tmp_path):
+def test_states_every_few_epochs(tmp_path):
     kept = []
     look = keras.callbacks.LambdaCallback(lambda *_: kept.append(names(tmp_path)))
     mine = [".scratch-1", "epoch_best"]
     for name in mine:
         (tmp_path / name).mkdir()
     (tmp_path / ".epoch_of_a_kill").mkdir()
-    fit(dense_model(), tmp_path, others=[look])
+    fit(dense_model(), tmp_path, others=[look], every=2)
     numbers = [re.findall(r"epoch_(\d)", " ".join(each)) for each in kept]
-    assert numbers == [[], ["1"], ["2"], ["3"], ["4"]]
+    assert numbers == [[], [], ["2"], ["2"], ["4"]]
     assert names(tmp_path) == mine
 
 
@@ -152,6 +152,8 @@ def test_a_state_of_another_training(tmp_path):
 
 
 def test_bad_arguments(tmp_path):
+    with refused("`every` must be a positive integer"):
+        TrainingBackup("states", every=0)
     with refused("must be on this machine"):
         TrainingBackup("gs://bucket/states")
     # Not after the first epoch, whose work would be lost.
