@@ -1,15 +1,14 @@
-r"""Whether a dynamic `M` helps networks of three convolutions, and what does it for less.
+"""Whether a dynamic `M` helps networks of three convolutions, and what does it for less.
 
     KERAS_BACKEND=jax python -m experiments.small --data_dir=FOLDER
 
-Each network is trained with a dynamic diagonal `M`, with squeeze-excite and CondConv of
-equal parameters, and plain: with equal, two and four times the parameters, for as many
-epochs and for as long as the dynamic one takes. Every seed draws training images, of which
-all rows get the same. Rates are the best of half decades on validation images with one
-seed; those next to the chosen one are tried too. Times are those of the processor.
+Rows have equal parameters; plain ones two and four times as many too, and the dynamic ones'
+time. Each seed draws training images for all rows. Learning rates are the best half decades
+on validation images with one seed, both neighbors tried. Times are the processor's.
 """
 
 import functools
+import itertools
 import math
 import pathlib
 import time
@@ -21,71 +20,42 @@ import numpy as np
 from absl import flags
 from keras import layers
 
-from experiments.common import command, data, rivals, runs
+from experiments.common import command, data, pictures, rivals, runs, tables
 from experiments.no_harm.data import draw
-from experiments.small import table
-from experiments.small.table import Cell
 from experiments.speed import timing
 from nsl_keras.layers import BatchNormalization, NeuralSimilarityConv2D
 from nsl_keras.predictors import SimilarityPredictor
 
 FLAGS = flags.FLAGS
-
-#: Half decades, and the one that trials start from.
-RATES = tuple(float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 3))
-START = 3e-2
-#: The seed of trials.
-TRIED = 1_000
-BATCH, EVALUATED = 50, 500
+PLACE = "small.jsonl"
+#: Half decades, the one that trials start from, and their seed.
+RATES = [float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 3)]
+START, TRIED = 3e-2, 1_000
+BATCH, EVALUATED, ROUNDS = 50, 500, 9
 #: Training images, those that they are drawn from, and epochs of strided networks.
-DATASETS = {
-    "mnist": (2_000, 10_000, 20),
-    "cifar10": (8_000, 20_000, 10),
-    "digits": (500, 1_000, 20),
+DATASETS = {"mnist": (2_000, 10_000, 20), "cifar10": (8_000, 20_000, 10)}
+#: What follows each convolution; without it, convolutions have strides of 2.
+NETWORKS: dict[str, Any] = {
+    "strides": None,
+    "pooling": layers.MaxPooling2D,
+    "blur": functools.partial(layers.AveragePooling2D, 3, 2, "same"),
+    "flattened": None,
 }
-KINDS: dict[str, Callable[..., keras.layers.Layer]] = {
-    "plain": layers.Conv2D,
-    "dynamic": functools.partial(
-        NeuralSimilarityConv2D, similarity="diagonal", predictor=SimilarityPredictor()
-    ),
-    "squeeze-excite": rivals.SqueezeExciteConv2D,
-    "CondConv": rivals.ConditionalConv2D,
+DYNAMIC = functools.partial(
+    NeuralSimilarityConv2D, similarity="diagonal", predictor=SimilarityPredictor()
+)
+#: Convolutions, and filters of the last one for about so many parameters.
+SIZES = [5_000, 12_000]
+CONVOLUTIONS: dict[str, tuple[Any, int, int]] = {
+    "plain": (layers.Conv2D, 29, 45),
+    "dynamic": (DYNAMIC, 17, 32),
+    "plain x4": (layers.Conv2D, 58, 91),
+    "squeeze-excite": (rivals.SqueezeExciteConv2D, 28, 44),
+    "CondConv": (rivals.ConditionalConv2D, 14, 22),
+    "plain x2": (layers.Conv2D, 41, 64),
 }
-#: Filters of the last of three convolutions, for so many parameters; others have less.
-FILTERS = {
-    "dynamic": {5_000: 17, 12_000: 32},
-    "plain": {5_000: 29, 12_000: 45},
-    "plain x2": {5_000: 41, 12_000: 64},
-    "plain x4": {5_000: 58, 12_000: 91},
-    "squeeze-excite": {5_000: 28, 12_000: 44},
-    "CondConv": {5_000: 14, 12_000: 22},
-}
-#: What follows each convolution in a network; without it, they have strides of 2.
-NETWORKS: dict[str, list[Callable[[], keras.layers.Layer]]] = {
-    "strides": [],
-    "pooling": [layers.MaxPooling2D],
-    # Together weights of 1, 2, 1 in each direction, with a stride of 2.
-    "blur": [
-        functools.partial(layers.AveragePooling2D, 2, 1, "same"),
-        layers.AveragePooling2D,
-    ],
-    "flattened": [],
-}
-Timed = Callable[[str], dict]
-#: The most telling come first.
-CELLS = [
-    Cell("mnist", "strides", 12_000),
-    Cell("mnist", "strides", 5_000),
-    Cell("mnist", "pooling", 12_000),
-    Cell("cifar10", "strides", 12_000),
-    Cell("mnist", "blur", 12_000),
-    Cell("mnist", "flattened", 12_000),
-    Cell("mnist", "pooling", 5_000),
-    Cell("cifar10", "pooling", 12_000),
-    Cell("cifar10", "strides", 5_000),
-    Cell("cifar10", "blur", 12_000),
-    *(Cell("digits", network, 5_000) for network in NETWORKS),
-]
+TIME = ", equal time"
+METHODS = [*CONVOLUTIONS, *(own + TIME for own in CONVOLUTIONS if "plain" in own)]
 
 
 @functools.cache
@@ -93,140 +63,169 @@ def read(dataset: str) -> data.ImageData:
     return data.load(dataset, FLAGS.data_dir, DATASETS[dataset][1]).standardized
 
 
-def build(cell: Cell, own: str) -> keras.Model:
-    """The network of the convolutions `own`, a key of `FILTERS`."""
-    inputs = x = keras.Input(read(cell.data).image_shape)
-    last, follow = FILTERS[own][cell.size], NETWORKS[cell.network]
+@functools.lru_cache(maxsize=2 * len(CONVOLUTIONS))
+def make(dataset: str, network: str, size: int, own: str) -> keras.Model:
+    """The model, once for all learning rates and seeds."""
+    convolution, *filters = CONVOLUTIONS[own]
+    follow, last = NETWORKS[network], filters[SIZES.index(size)]
+    inputs = x = keras.Input(read(dataset).image_shape)
+    options: dict[str, Any] = {"padding": "same", "strides": 1 if follow else 2}
     for part in (4, 2, 1):
-        options: dict[str, Any] = {"strides": 1 if follow else 2, "padding": "same"}
-        make = KINDS[own.split(" x")[0]]
-        x = make(round(last / part), 3, use_bias=False, **options)(x)
+        x = convolution(round(last / part), 3, use_bias=False, **options)(x)
         x = layers.ReLU()(BatchNormalization(momentum=0.9)(x))
-        for layer in follow:
-            x = layer()(x)
-    flat = layers.Flatten if cell.network == "flattened" else layers.GlobalAveragePooling2D
-    return keras.Model(inputs, layers.Dense(10)(flat()(x)))
-
-
-@functools.lru_cache(maxsize=2 * len(FILTERS))
-def compiled(cell: Cell, own: str) -> keras.Model:
-    """Compiled once for all rates and seeds."""
-    model = build(cell, own)
+        x = follow()(x) if follow else x
+    flat = layers.Flatten if network == "flattened" else layers.GlobalAveragePooling2D
+    model = keras.Model(inputs, layers.Dense(10)(flat()(x)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     jit = keras.backend.backend() == "jax"
     model.compile("adam", loss, metrics=["accuracy"], jit_compile=jit)
     return model
 
 
-def fit(model: keras.Model, split: data.Split, epochs: int = 1, rate: float = 1e-3) -> dict:
-    def cosine(epoch: int, _: float) -> float:
-        return rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
-
-    falling = keras.callbacks.LearningRateScheduler(cosine)
+def fit(model: keras.Model, split: data.Split, epochs: int = 1, rate: float = 1e-3) -> None:
+    cosine = [rate * (1 + math.cos(math.pi * n / epochs)) / 2 for n in range(epochs)]
+    falling = keras.callbacks.LearningRateScheduler(lambda epoch: cosine[epoch])
     options: dict[str, Any] = {"epochs": epochs, "callbacks": [falling], "verbose": 0}
-    return model.fit(split.images, split.labels, BATCH, **options).history
+    model.fit(split.images, split.labels, BATCH, **options)
 
 
 def accuracy(model: keras.Model, split: data.Split) -> float:
     return model.evaluate(split.images, split.labels, EVALUATED, verbose=0)[1]
 
 
-def times(cell: Cell, own: str) -> dict[str, Any]:
+def times(*cell: Any) -> dict[str, Any]:
     """The times of a training step and of inference over the plain network's."""
-    few = read(cell.data).train.take(2 * EVALUATED)
-    record: dict[str, Any] = {"method": own, **cell._asdict()}
+    few, record = read(cell[0]).train.take(2 * EVALUATED), runs.about("small")
+    models = {"plain": make(*cell[:-1], "plain"), "own": make(*cell)}
     for name, step in {"step": fit, "inference": accuracy}.items():
-        both = {
-            each: functools.partial(step, compiled(cell, each), few)
-            for each in ("plain", own)
-        }
-        ratios = timing.ratios_to_first(both, FLAGS.rounds, clock=time.process_time)
-        record[name] = ratios[own]["median"]
-    print(record, flush=True)
-    return record | runs.about("small")
+        steps = {each: functools.partial(step, models[each], few) for each in models}
+        ratios = timing.ratios_to_first(steps, ROUNDS, clock=time.process_time)
+        record[name] = ratios["own"]["median"]
+    return record
 
 
-def run(cell: Cell, name: str, seed: int, rate: float, timed: Timed, trial: bool) -> dict:
-    keras.utils.set_random_seed(seed)
-    row, found, (count, _, epochs) = table.ROWS[name], read(cell.data), DATASETS[cell.data]
-    model = compiled(cell, row.own)
-    model.set_weights(build(cell, row.own).get_weights())
-    for variable in model.optimizer.variables:
-        variable.assign(np.zeros(variable.shape, variable.dtype))
-    if NETWORKS[cell.network]:  # Convolutions without strides take four times as long.
-        epochs //= 2
-    own, dynamic = timed(row.own), timed("dynamic")
-    if row.equal_time:
-        epochs = max(1, round(epochs * dynamic["step"] / own["step"]))
-    epochs = FLAGS.epochs or epochs
-    start = time.process_time()
-    history = fit(model, draw(found.train, count, seed), epochs, rate)
-    seconds = time.process_time() - start
-    record = {
-        **{"method": name, "seed": seed, "rate": rate, "epochs": epochs, **cell._asdict()},
-        "parameters": sum(math.prod(each.shape) for each in model.trainable_variables),
-        **{"seconds": round(seconds, 2), "inference": own["inference"]},
-        "training_accuracy": history["accuracy"][-1],
-        "accuracy": accuracy(model, found.validation if trial else found.test),
-    }
-    print(f"{rate:g}: {100 * record['accuracy']:.2f} %, {seconds:.1f} s", flush=True)
-    return record | runs.about("small")
+def study(cell: tuple, name: str, path: pathlib.Path, setting: dict) -> None:
+    """Makes the trials and the runs of a row that have no record."""
 
+    def recorded(kind: str, key: runs.Key, run: Callable[..., dict]) -> dict:
+        records = runs.RunRecords(path, kind, setting)
+        runs.run_all(records, [(*cell, *key)], lambda *_: run())
+        return next(each for each in records.runs if each["key"] == [*cell, *key])
 
-def best_rate(start: float, score: Callable[[float], float]) -> float:
-    """The best rate, of which the next lower and higher ones were tried too."""
-    place = RATES.index(start)
-    while True:
-        best = RATES.index(max(RATES[place - 1 : place + 2], key=score))
-        if best == place:
-            return RATES[best]
-        place = best
-
-
-def recorded(records: runs.RunRecords, key: runs.Key, run: Callable[..., dict]) -> dict:
-    """The record of a run, which is made where there is none."""
-    runs.run_all(records, [key], lambda *_: run())
-    return next(each for each in records.runs if each["key"] == [*key])
-
-
-def study(cell: Cell, name: str, path: pathlib.Path, setting: dict) -> None:
-    of_times, trials, records = (
-        runs.RunRecords(path, each, setting) for each in ("times", "trials", "")
+    own, found = name.removesuffix(TIME), read(cell[0])
+    timed, dynamic = (
+        recorded("times", (each,), functools.partial(times, *cell, each))
+        for each in (own, "dynamic")
     )
+    count, _, epochs = DATASETS[cell[0]]
+    if NETWORKS[cell[1]]:  # Convolutions without strides take four times as long.
+        epochs //= 2
+    if own != name:
+        epochs = max(1, round(epochs * dynamic["step"] / timed["step"]))
 
-    def timed(own: str) -> dict:
-        return recorded(of_times, (*cell, own), lambda: times(cell, own))
+    def train(rate: float, seed: int, test: data.Split) -> dict[str, Any]:
+        keras.utils.set_random_seed(seed)
+        model = make(*cell, own)
+        model.set_weights(keras.models.clone_model(model).get_weights())
+        for variable in model.optimizer.variables:
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+        start = time.process_time()
+        fit(model, draw(found.train, count, seed), epochs, rate)
+        record = {
+            **{"method": name, "seed": seed, "rate": rate, "epochs": epochs},
+            "parameters": sum(math.prod(each.shape) for each in model.trainable_variables),
+            "seconds": round(time.process_time() - start, 2),
+            **{"inference": timed["inference"], "accuracy": accuracy(model, test)},
+        }
+        print({key: record[key] for key in ("rate", "accuracy", "seconds")}, flush=True)
+        return record | runs.about("small")
 
     def trial(rate: float) -> float:
-        made = functools.partial(run, cell, name, TRIED, rate, timed, True)
-        return recorded(trials, (*cell, name, str(rate)), made)["accuracy"]
+        run = functools.partial(train, rate, TRIED, found.validation)
+        return recorded("trials", (name, str(rate)), run)["accuracy"]
 
-    rate = best_rate(START, trial)
+    place, best = -1, RATES.index(START)
+    while place != best:
+        place, best = best, RATES.index(max(RATES[best - 1 : best + 2], key=trial))
     for seed in map(int, FLAGS.seeds):
-        made = functools.partial(run, cell, name, seed, rate, timed, False)
-        recorded(records, (*cell, name, seed), made)
+        run = functools.partial(train, RATES[best], seed, found.test)
+        recorded("", (name, seed), run)
+
+
+def grouped(found: list[dict]) -> dict[tuple, list[dict]]:
+    """The runs of each cell and row."""
+    groups: dict[tuple, list[dict]] = {}
+    for each in sorted(found, key=lambda each: each["key"][:3]):
+        groups.setdefault((*each["key"][:3], each["method"]), []).append(each)
+    return groups
+
+
+def table(found: list[dict]) -> str:
+    groups, rows = grouped(found), []
+    for (*cell, name), own in groups.items():
+        shares, dynamic = (
+            tables.percent(groups.get((*cell, each), []), each, "accuracy")
+            for each in (name, "dynamic")
+        )
+        above, n = tables.difference(dynamic, shares), len({*shares} & {*dynamic})
+        seconds = np.mean([run["seconds"] for run in own])
+        cells = [f"{cell[0]}, {cell[1]}, {cell[2]:,}", name, f"{own[0]['parameters']:,}"]
+        cells += [
+            str(own[0]["epochs"]),
+            f"{own[0]['rate']:g}",
+            tables.mean(shares.values()),
+        ]
+        cells += ["" if name == "dynamic" else f"{above} (n = {n})"]
+        rows.append([*cells, f"{seconds:.1f}", f"{own[0]['inference']:.2f}"])
+    columns = ["network", "convolutions", "parameters", "epochs", "learning rate"]
+    columns += ["test accuracy, %", "dynamic above it", "seconds of training"]
+    return tables.markdown([*columns, "inference / plain"], rows)
+
+
+def figures(found: list[dict]) -> dict[str, Any]:
+    """Accuracy against parameters and against the time of training."""
+    made = {f"small_{key}": pictures.new_figure(9, 4) for key in ("parameters", "seconds")}
+    for name, figure in made.items():
+        axes, key = dict(zip(DATASETS, figure.subplots(1, 2), strict=False)), name[6:]
+        for (dataset, network, size, row), own in grouped(found).items():
+            axis, marker = axes[dataset], "os^D"[[*NETWORKS].index(network)]
+            x, y = (np.mean([run[each] for run in own]) for each in (key, "accuracy"))
+            color = f"C{METHODS.index(row)}"
+            label = f"{row}, {network}" if size == SIZES[-1] else None
+            axis.semilogx(x, 100 * y, marker, color=color, label=label)
+            axis.set(title=dataset, xlabel=key, ylabel="test accuracy, %")
+        for axis in axes.values():
+            axis.legend(fontsize=5)
+    return made
+
+
+def section(results: pathlib.Path) -> str:
+    found = runs.RunRecords(results / PLACE).runs
+    return (
+        f"## Networks of three convolutions\n\n{tables.commands(found)}. Mean ± standard "
+        "deviation over seeds, differences in points, paired by seed; seconds of the "
+        f"processor.\n\n{table(found)}\n\n![Accuracy against parameters]"
+        "(figures/small_parameters.png)\n\n![Accuracy against the time of training]"
+        "(figures/small_seconds.png)"
+    )
 
 
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
-    setting = {"batch": BATCH, "datasets": DATASETS, "epochs": FLAGS.epochs}
-    for cell in CELLS:
-        chosen = cell.network in (FLAGS.network or NETWORKS)
-        if chosen and cell.data in FLAGS.data and str(cell.size) in FLAGS.size:
-            for name in FLAGS.method or table.ROWS:
-                study(cell, name, results / table.PLACE, setting)
-    found = runs.RunRecords(results / table.PLACE).runs
-    print(f"\n{table.table(found)}")
-    runs.write_figures(results / "figures", table.pictures(found))
+    setting = {"batch": BATCH, "datasets": DATASETS}
+    cells = itertools.product(FLAGS.data, FLAGS.network, map(int, FLAGS.size))
+    for cell, name in itertools.product(cells, FLAGS.method):
+        study(cell, name, results / PLACE, setting)
+    found = runs.RunRecords(results / PLACE).runs
+    print(f"\n{table(found)}")
+    runs.write_figures(results / "figures", figures(found))
 
 
 if __name__ == "__main__":
-    flags.DEFINE_multi_enum("data", ["mnist", "cifar10"], list(DATASETS), "Image sets.")
-    flags.DEFINE_multi_enum("network", [], list(NETWORKS), "Networks; all by default.")
-    flags.DEFINE_list("size", ["5000", "12000"], "About how many parameters.")
-    flags.DEFINE_multi_enum("method", [], list(table.ROWS), "Rows; all by default.")
+    flags.DEFINE_multi_enum("data", [*DATASETS], [*DATASETS], "Image sets.")
+    flags.DEFINE_multi_enum("network", [*NETWORKS], [*NETWORKS], "Networks.")
+    flags.DEFINE_multi_enum("size", [*map(str, SIZES)], [*map(str, SIZES)], "Parameters.")
+    flags.DEFINE_multi_enum("method", METHODS, METHODS, "Convolutions.")
     flags.DEFINE_string("data_dir", None, "The folder of tfds' prepared image sets.")
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Draws of the training images.")
-    flags.DEFINE_integer("epochs", None, "Instead of each network's own.")
-    flags.DEFINE_integer("rounds", 9, "Rounds that times are medians of.")
     command.run(main)
