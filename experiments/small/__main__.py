@@ -184,18 +184,20 @@ def table(found: list[dict]) -> str:
 
 def figures(found: list[dict]) -> dict[str, Any]:
     """Accuracy against parameters and against the time of training."""
-    made = {f"small_{key}": pictures.new_figure(9, 4) for key in ("parameters", "seconds")}
+    made = {f"small_{key}": pictures.new_figure(10, 4) for key in ("parameters", "seconds")}
+    colors = {name: f"C{number}" for number, name in enumerate(METHODS)}
+    markers = dict(zip(NETWORKS, "os^D", strict=True))
     for name, figure in made.items():
-        axes, key = dict(zip(DATASETS, figure.subplots(1, 2), strict=False)), name[6:]
-        for (dataset, network, size, row), own in grouped(found).items():
-            axis, marker = axes[dataset], "os^D"[[*NETWORKS].index(network)]
+        axes, key = dict(zip(DATASETS, figure.subplots(1, 2), strict=True)), name[6:]
+        for (dataset, network, _, row), own in grouped(found).items():
             x, y = (np.mean([run[each] for run in own]) for each in (key, "accuracy"))
-            color = f"C{METHODS.index(row)}"
-            label = f"{row}, {network}" if size == SIZES[-1] else None
-            axis.semilogx(x, 100 * y, marker, color=color, label=label)
+            axes[dataset].semilogx(x, 100 * y, markers[network], color=colors[row])
+        for dataset, axis in axes.items():
             axis.set(title=dataset, xlabel=key, ylabel="test accuracy, %")
-        for axis in axes.values():
-            axis.legend(fontsize=5)
+        for label, look in [*colors.items(), *markers.items()]:
+            color, marker = (look, "o") if label in colors else ("gray", look)
+            axis.plot([], [], marker, color=color, label=label)
+        figure.legend(loc="outside right center", fontsize=7)
     return made
 
 
