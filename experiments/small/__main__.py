@@ -33,7 +33,7 @@ RATES = [float(f"{digit}e{power}") for power in range(-6, 2) for digit in (1, 3)
 START, TRIED = 3e-2, 1_000
 BATCH, EVALUATED, ROUNDS = 50, 500, 9
 #: Training images, those that they are drawn from, and epochs of strided networks.
-DATASETS = {"mnist": (2_000, 10_000, 20), "cifar10": (8_000, 20_000, 10)}
+DATASETS = {"mnist": (2_000, 10_000, 20), "cifar10": (8_000, 20_000, 6)}
 #: What follows each convolution; without it, convolutions have strides of 2.
 NETWORKS: dict[str, Any] = {
     "strides": None,
@@ -112,20 +112,20 @@ def study(cell: tuple, name: str, path: pathlib.Path, setting: dict) -> None:
         runs.run_all(records, [(*cell, *key)], lambda *_: run())
         return next(each for each in records.runs if each["key"] == [*cell, *key])
 
+    def timed(own: str) -> dict:
+        return recorded("times", (own,), functools.partial(times, *cell, own))
+
     own, found = name.removesuffix(TIME), read(cell[0])
-    timed, dynamic = (
-        recorded("times", (each,), functools.partial(times, *cell, each))
-        for each in (own, "dynamic")
-    )
     count, _, epochs = DATASETS[cell[0]]
     if NETWORKS[cell[1]]:  # Convolutions without strides take four times as long.
         epochs //= 2
     if own != name:
-        epochs = max(1, round(epochs * dynamic["step"] / timed["step"]))
+        epochs = max(1, round(epochs * timed("dynamic")["step"] / timed(own)["step"]))
 
     def train(rate: float, seed: int, test: data.Split) -> dict[str, Any]:
         keras.utils.set_random_seed(seed)
         model = make(*cell, own)
+        fit(model, found.train.take(BATCH))  # Tracing is not timed.
         model.set_weights(keras.models.clone_model(model).get_weights())
         for variable in model.optimizer.variables:
             variable.assign(np.zeros(variable.shape, variable.dtype))
@@ -135,7 +135,7 @@ def study(cell: tuple, name: str, path: pathlib.Path, setting: dict) -> None:
             **{"method": name, "seed": seed, "rate": rate, "epochs": epochs},
             "parameters": sum(math.prod(each.shape) for each in model.trainable_variables),
             "seconds": round(time.process_time() - start, 2),
-            **{"inference": timed["inference"], "accuracy": accuracy(model, test)},
+            **{"inference": timed(own)["inference"], "accuracy": accuracy(model, test)},
         }
         print({key: record[key] for key in ("rate", "accuracy", "seconds")}, flush=True)
         return record | runs.about("small")

@@ -15,7 +15,9 @@ def test_a_study_tries_rates_and_is_recorded_once(monkeypatch, tmp_path):
     found = data.ImageData(split, split, split)
     monkeypatch.setattr(small, "read", lambda _: found)
     monkeypatch.setattr(small, "FLAGS", types.SimpleNamespace(seeds=["0", "1"]))
-    monkeypatch.setattr(small, "fit", lambda *given: used.append(given[2:]))
+    monkeypatch.setattr(
+        small, "fit", lambda *given: used.append(given[2:]) if given[2:] else None
+    )
     monkeypatch.setattr(small, "accuracy", lambda *_: scores.get(used[-1][1], 0.1))
     steps = {"dynamic": 3.0, "plain": 1.0}
     timed = lambda *cell: {"step": steps[cell[-1]], "inference": 2.0}  # noqa: E731
