@@ -206,7 +206,7 @@ def section(results: pathlib.Path) -> str:
     found = runs.RunRecords(results / PLACE).runs
     return (
         f"## Networks of three convolutions\n\n{tables.commands(found)}: 2,000 images of "
-        f"MNIST, 8,000 of CIFAR-10, Adam along a cosine, batches of {BATCH}, this package's "
+        f"MNIST, 8,000 of CIFAR-10, Adam along a cosine, batches of {BATCH}, the package's "
         "batch norms, global average pooling unless flattened. Mean ± standard deviation "
         "over seeds, differences in points, paired by seed; seconds of the processor; "
         f"inference over the plain network's.\n\n{table(found)}\n\n"
