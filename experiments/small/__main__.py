@@ -21,6 +21,7 @@ from absl import flags
 from keras import layers
 
 from experiments.common import command, data, pictures, rivals, runs, tables
+from experiments.common.multiply_adds import multiply_adds
 from experiments.no_harm.data import draw
 from experiments.speed import timing
 from nsl_keras.layers import BatchNormalization, NeuralSimilarityConv2D
@@ -134,6 +135,7 @@ def study(cell: tuple, name: str, path: pathlib.Path, setting: dict) -> None:
         record = {
             **{"method": name, "seed": seed, "rate": rate, "epochs": epochs},
             "parameters": sum(math.prod(each.shape) for each in model.trainable_variables),
+            "multiply_adds": multiply_adds(model)[0],
             "seconds": round(time.process_time() - start, 2),
             **{"inference": timed(own)["inference"], "accuracy": accuracy(model, test)},
         }
@@ -170,6 +172,7 @@ def table(found: list[dict]) -> str:
         above, n = tables.difference(dynamic, shares), len({*shares} & {*dynamic})
         seconds = np.mean([run["seconds"] for run in own])
         cells = [f"{cell[0]}, {cell[1]}, {cell[2]:,}", name, f"{own[0]['parameters']:,}"]
+        cells += [tables.million_multiply_adds(own)]
         cells += [
             str(own[0]["epochs"]),
             f"{own[0]['rate']:g}",
@@ -177,9 +180,9 @@ def table(found: list[dict]) -> str:
         ]
         cells += ["" if name == "dynamic" else f"{above} (n = {n})"]
         rows.append([*cells, f"{seconds:.1f}", f"{own[0]['inference']:.2f}"])
-    columns = ["network", "convolutions", "parameters", "epochs", "learning rate"]
-    columns += ["test accuracy, %", "dynamic above it", "seconds of training"]
-    return tables.markdown([*columns, "inference / plain"], rows)
+    columns = ["network", "convolutions", "parameters", "million multiply-adds"]
+    columns += ["epochs", "learning rate", "test accuracy, %", "dynamic above it"]
+    return tables.markdown([*columns, "seconds of training", "inference / plain"], rows)
 
 
 def figures(found: list[dict]) -> dict[str, Any]:
