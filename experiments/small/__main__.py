@@ -178,7 +178,7 @@ def table(found: list[dict]) -> str:
             f"{own[0]['rate']:g}",
             tables.mean(shares.values()),
         ]
-        cells += ["" if name == "dynamic" else f"{above} (n = {n})"]
+        cells += [f"{above} (n = {n})" if n and name != "dynamic" else ""]
         rows.append([*cells, f"{seconds:.1f}", f"{own[0]['inference']:.2f}"])
     columns = ["network", "convolutions", "parameters", "million multiply-adds"]
     columns += ["epochs", "learning rate", "test accuracy, %", "dynamic above it"]
