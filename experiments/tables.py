@@ -39,6 +39,7 @@ from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.pretrained import table as pretrained
 from experiments.serving import load
+from experiments.small import __main__ as small
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -78,6 +79,7 @@ def results_readme() -> str:
         predictors.section(RESULTS),
         stability.section(RESULTS),
         kernel_shape.section(RESULTS),
+        small.section(RESULTS),
         images.sections(RESULTS),
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
@@ -306,6 +308,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "no_harm": _no_harm,
     "stability": lambda: _section(stability, columns=(0, 2, 3, 5)),
     "kernel_shape": lambda: _section(kernel_shape),
+    "small": lambda: _section(small),
     "prices": lambda: _prices("prices"),
     "transformer": lambda: _prices("transformer"),
     "kills": lambda: kills.section(RESULTS),

@@ -16,6 +16,7 @@ def ratios_to_first(
     rounds: int = 15,
     warm_up: int = 2,
     calls_per_round: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, Any]]:
     """Relates times of callables, each of which waits for its result, to the first's.
 
@@ -23,7 +24,7 @@ def ratios_to_first(
 
     The rounds are interleaved, and the first ones, which trace and compile, do not count.
     """
-    relative = _relative([*steps.values()], rounds, warm_up, calls_per_round)
+    relative = _relative([*steps.values()], rounds, warm_up, calls_per_round, clock)
     resampled = np.random.default_rng(0).integers(0, rounds, size=(1000, rounds))
     medians = np.median(relative[resampled], axis=1)
     low, high = np.percentile(medians, [2.5, 97.5], axis=0)
@@ -51,13 +52,14 @@ def _relative(
     rounds: int = 15,
     warm_up: int = 2,
     calls_per_round: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> np.ndarray:
     """Times over the first step's: a line a round."""
     times = np.empty((warm_up + rounds, len(steps)))
     for line in times:
         for column, step in enumerate(steps):
-            start = time.perf_counter()
+            start = clock()
             for _ in range(calls_per_round):
                 step()
-            line[column] = time.perf_counter() - start
+            line[column] = clock() - start
     return (times / times[:, :1])[warm_up:]
