@@ -97,10 +97,9 @@ def test_sound_data_pass():
         validation.targets(targets, 1)
 
 
-def of_dtype(dtype):
-    """The same of any dtype: NumPy lacks bfloat16."""
-    tensor = keras.ops.convert_to_tensor([[0.0, np.nan], [1.0, np.inf]], dtype)
-    return keras.ops.convert_to_numpy(tensor)
+NOT_FINITE = np.array([[0.0, np.nan], [1.0, np.inf]])
+#: NumPy lacks this type.
+BFLOAT16 = keras.ops.convert_to_tensor(NOT_FINITE.astype("float32"), "bfloat16")
 
 
 INFINITE = "`images` must be finite. Received: 2 others, the first at index (0, 1): nan"
@@ -117,8 +116,8 @@ DISTRIBUTIONS = "sum to 1. Received: 1 others, the first at index (1,): [0.5, 0.
 @pytest.mark.parametrize(
     ("check", "data", "argument", "message"),
     [
-        (validation.finite, of_dtype("float64"), "images", INFINITE),
-        (validation.finite, of_dtype("bfloat16"), "images", INFINITE),
+        (validation.finite, NOT_FINITE, "images", INFINITE),
+        (validation.finite, keras.ops.convert_to_numpy(BFLOAT16), "images", INFINITE),
         (validation.class_labels, [0, 3, 1, 4], 3, CLASSES),
         (validation.class_labels, [0.0, -1.0], 3, "1 others, the first at index (1,)"),
         (validation.class_labels, [0.0, 1.5], 3, "1 others, the first at index (1,)"),
