@@ -32,7 +32,6 @@ def load(name):
     (train_x, train_y), (test_x, test_y) = getattr(keras.datasets, name).load_data()
     shape = (-1, *train_x.shape[1:3], 1 if train_x.ndim == 3 else 3)
     train_x, test_x = (x.reshape(shape).astype("float32") / 255 for x in (train_x, test_x))
-    # A part of the data is enough to see the effect, and takes less time.
     return train_x[:5000], test_x, train_y[:5000].ravel(), test_y.ravel()
 
 
