@@ -198,7 +198,10 @@ def figures(found: list[dict]) -> dict[str, Any]:
             panel = panels[shown.index(dataset)]
             panel.plot(x, 100 * y, markers[network], color=colors[row])
             panel.set(title=dataset, xlabel=key, ylabel="test accuracy, %")
+        used = {part for cell in grouped(found) for part in cell}
         for label, look in [*colors.items(), *markers.items()]:
+            if label not in used:
+                continue
             color, marker = (look, "o") if label in colors else ("black", look)
             panels[0].plot([], [], marker, color=color, label=label)
         figure.legend(loc="outside right center", fontsize=7)
