@@ -3,7 +3,16 @@
 import keras
 import numpy as np
 import pytest
-from helpers import as_numpy, assert_close, normal, randomize, refused, values
+from helpers import (
+    IS_TENSORFLOW,
+    as_numpy,
+    assert_close,
+    normal,
+    randomize,
+    refused,
+    run_litert,
+    values,
+)
 
 from nsl_keras import convert, layers, predictors, similarities
 
@@ -19,10 +28,22 @@ def bert():
     return model, {**TOKENS, "segment_ids": np.zeros((2, 7), "int32")}
 
 
+def gpt2():
+    hub = pytest.importorskip("keras_hub")
+    return hub.models.GPT2Backbone(**SIZES, num_heads=2, max_sequence_length=10), TOKENS
+
+
 def gemma():
     hub = pytest.importorskip("keras_hub")
     heads = {"num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
     return hub.models.GemmaBackbone(**SIZES, **heads), TOKENS
+
+
+def vit():
+    hub = pytest.importorskip("keras_hub")
+    sizes = {"patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 8}
+    model = hub.models.ViTBackbone(image_shape=(16, 16, 3), mlp_dim=16, **sizes)
+    return model, normal(2, 16, 16, 3)
 
 
 @keras.saving.register_keras_serializable("tests")
@@ -61,7 +82,7 @@ def attention():
 
 #: On JAX, which takes longer to compile each operation, without KerasHub's.
 SMALL = [pytest.param(each, marks=pytest.mark.jax) for each in (blocks, attention)]
-MODELS = [bert, gemma, *SMALL]
+MODELS = [bert, gpt2, gemma, vit, *SMALL]
 
 
 def outputs_of(model, inputs):
@@ -130,6 +151,32 @@ def test_training_moves_the_similarities_alone(make, inplace, tmp_path):
     folded.save(tmp_path / "folded.keras")
     loaded = keras.saving.load_model(tmp_path / "folded.keras", compile=False)
     assert_close(loaded(inputs), trained)
+
+
+APPLICATIONS = {
+    "EfficientNetV2B0": {"layers": "project_conv$|expand_conv$"},
+    "ConvNeXtTiny": {},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_applications(name):
+    model = getattr(keras.applications, name)(
+        weights=None, input_shape=(32, 32, 3), include_top=False, pooling="avg"
+    )
+    randomize(model, 0.1)  # A scale of ConvNeXt is near zero.
+    inputs = normal(1, 32, 32, 3)
+    plain, kinds = outputs_of(model, inputs), [type(each) for each in model.layers]
+    options = {"block_size": 4, **APPLICATIONS[name]}
+    new = convert.add_similarity(model, "orthogonal", inplace=True, **options)
+    assert len(new.trainable_variables) > 30
+    assert_close(outputs_of(new, inputs), plain)
+    randomize(new.trainable_variables, 0.1)
+    trained = outputs_of(new, inputs)
+    assert np.abs(trained - plain).max() > 1e-4
+    assert_close(outputs_of(convert.fold(new, inplace=True), inputs), trained)
+    assert [type(each) for each in model.layers] == kinds
 
 
 def test_layers_by_path_name_pattern_and_function():
@@ -227,6 +274,24 @@ def test_models_inside_forget_their_functions():
     trained = inner.predict(inputs, verbose=0)
     convert.fold(outer, inplace=True)
     assert_close(inner.predict(inputs, verbose=0), trained)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="Keras needs TensorFlow")
+@pytest.mark.filterwarnings("ignore")  # Of tf2onnx.
+def test_a_folded_transformer_runs_in_other_engines(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model, inputs = attention()
+    convert.add_similarity(model, "orthogonal", block_size=4, inplace=True)
+    randomize(model.trainable_variables)
+    expected = as_numpy(model(inputs))
+    convert.fold(model, inplace=True)
+    model.export(tmp_path / "model.tflite", format="litert", verbose=False)
+    assert_close(run_litert(tmp_path / "model.tflite", inputs), expected)
+    model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (received,) = session.run(None, {session.get_inputs()[0].name: inputs})
+    assert_close(received, expected)
 
 
 def test_a_frozen_layer_with_a_shared_predictor_is_copied():
