@@ -122,8 +122,9 @@ class NamesClasses(keras.Model):
         Args:
             x: Held-out examples as for `predict`, or a data set of batches `(examples,
                 labels)`; or the temperature itself, a float above 0.
-            y: Array of labels: names of the classes, or numbers that count `class_names`
-                from 0. `None` if `x` is a data set or a temperature.
+            y: Array of labels as `adapt` takes them, or numbers that count `class_names`
+                from 0 unless these are numbers. `None` if `x` is a data set or a
+                temperature.
 
         Raises:
             ValueError: If a label is no class, logits are not finite, or the temperature is
@@ -146,11 +147,12 @@ class NamesClasses(keras.Model):
         if np.isscalar(x):
             return self.classes.calibrate(x)
         x, y = gather(x, y)
-        labels = as_classes(y, "y")
-        numbers = range(len(self.class_names))
-        classes = self.class_names if labels.dtype.kind == "U" else numbers
-        matches = labels[:, None] == np.array(classes)
-        demand = f"names in {self.class_names}, or numbers that count them from 0"
+        labels, names = as_classes(y, "y"), np.array(self.class_names)
+        if all(each.isdecimal() for each in self.class_names):  # `adapt` got numbers.
+            labels = labels.astype(str)
+        classes = names if labels.dtype.kind == "U" else np.arange(len(names))
+        matches = labels[:, None] == classes
+        demand = f"names in {self.class_names}, or numbers that count other names from 0"
         validation.require(matches.any(axis=1).all(), "y", demand, np.unique(labels))
         logits = self.temperature * self.predict(map_arrays(with_text, x), verbose=0)
         validation.one_per_example(labels, len(logits), "y")

@@ -294,7 +294,8 @@ class NeighborDictionary(keras.layers.Layer):
                 taken = ops.argsort(ops.cast(kept[0], "int32"))[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
                 kept = None
-        scores = self.metric(queries, keys, *of_metric) * abs(self.inverse_temperature)
+        scores = self.metric(queries, keys, *of_metric)
+        scores = scores * ops.abs(ops.cast(self.inverse_temperature, scores.dtype))
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)

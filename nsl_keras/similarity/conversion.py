@@ -180,6 +180,7 @@ def _chosen(
         layer
         for layer in found
         if type(layer) in WITH_SIMILARITY
+        and layer.built
         and id(layer) not in inside
         and _suits(layer, similarity, predictor)
     ]

@@ -152,7 +152,7 @@ class TrainingBackup(keras.callbacks.BackupAndRestore):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._resume()
-        finished = len(self.model.history.epoch)
+        finished = max(self.model.history.epoch, default=-1) + 1
         if self.delete_checkpoint:
             self.delete()
         elif finished > self.epoch:

@@ -45,13 +45,16 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
     #: raises their errors before the epoch ends: no callback saves a spoiled state.
     async_safe = True
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch + 1
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # Keras reports the mean of the epoch so far, in which NaN stays.
         loss = (logs or {}).get("loss")
         if loss is not None and not math.isfinite(float(loss)):
-            epoch = len(self.model.history.epoch) + 1
             raise NonFiniteLossError(
-                f"The loss became {float(loss)} by batch {batch + 1} of epoch {epoch}. "
+                f"The loss became {float(loss)} by batch {batch + 1} of epoch "
+                f"{self.epoch}. "
                 "Check inputs and sample weights for NaN and infinities, and the labels "
                 "for numbers outside the classes, or lower the learning rate."
             )

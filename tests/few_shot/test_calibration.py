@@ -95,6 +95,10 @@ def test_a_temperature_is_fitted_again_after_a_change(kind, eager):
         np.testing.assert_allclose(found, logits, rtol=1e-3, atol=1e-4)
     with refused(r"`y` must be names in \('elk', 'fox', 'owl'\).*'gnu'"):
         model.calibrate(images[:1], ["gnu"])
+    numbered = kind(backbone).adapt(images[:9], np.arange(9) % 3 + 1)
+    numbered.calibrate(images[9:], np.arange(9) % 3 + 1)
+    with refused(r"`y` must be names in \('1', '2', '3'\).*'0'"):
+        numbered.calibrate(images[:2], [0, 1])
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's alone")

@@ -139,6 +139,11 @@ def test_entries_are_examples_in_equal_shares(labels, entries, shares):
     assert np.all(as_numpy(dictionary.values) > 0.003)
 
 
+def test_a_learned_temperature_in_half_precision():
+    dictionary = NeighborDictionary(6, 3, learn_temperature=True, dtype="bfloat16")
+    assert dictionary(np.ones((2, 4))).shape == (2, 6)
+
+
 def test_seeds_and_fewer_entries_than_classes():
     seeds = (1, 1, 2, None)
     drawn = [tuple(rows_of(started(entries=2, seed=seed).keys)) for seed in seeds]

@@ -1,18 +1,10 @@
 """`M` at any depth of any model: outputs, what trains, folds, task files."""
 
+import helpers
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    IS_TENSORFLOW,
-    as_numpy,
-    assert_close,
-    normal,
-    randomize,
-    refused,
-    run_litert,
-    values,
-)
+from helpers import as_numpy, assert_close, normal, randomize, refused, values
 
 from nsl_keras import convert, layers, predictors, similarities
 
@@ -277,7 +269,7 @@ def test_models_inside_forget_their_functions():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not IS_TENSORFLOW, reason="Keras needs TensorFlow")
+@pytest.mark.skipif(not helpers.IS_TENSORFLOW, reason="Keras needs TensorFlow")
 @pytest.mark.filterwarnings("ignore")  # Of tf2onnx.
 def test_a_folded_transformer_runs_in_other_engines(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -287,7 +279,7 @@ def test_a_folded_transformer_runs_in_other_engines(tmp_path):
     expected = as_numpy(model(inputs))
     convert.fold(model, inplace=True)
     model.export(tmp_path / "model.tflite", format="litert", verbose=False)
-    assert_close(run_litert(tmp_path / "model.tflite", inputs), expected)
+    assert_close(helpers.run_litert(tmp_path / "model.tflite", inputs), expected)
     model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (received,) = session.run(None, {session.get_inputs()[0].name: inputs})
@@ -320,6 +312,7 @@ def test_unfreeze_leaves_what_lora_froze():
     assert [path.rpartition("/")[2] for path in frozen] == ["kernel", "kernel"]
 
 
+@pytest.mark.filterwarnings("ignore:`build...` was called on layer 'blocks'")
 def test_windows_that_do_not_overlap_are_left_to_dense_layers():
     """As the patches of a vision transformer; `layers` may name what contains layers."""
     inputs = keras.Input((8, 8, 3))
@@ -331,5 +324,9 @@ def test_windows_that_do_not_overlap_are_left_to_dense_layers():
         new = convert.add_similarity(model, inplace=True, **options)
         assert len(forms(new)) == len(new.trainable_variables) == 4
         convert.fold(model, inplace=True)
-    only = keras.Model(inputs, patches)
-    assert len(convert.add_similarity(only).trainable_variables) == 1
+    assert convert.add_similarity(keras.Model(inputs, patches)).trainable_variables
+    model = Blocks()
+    model.unused = keras.layers.Conv2D(2, 3)  # Never built.
+    model(normal(2, 8))
+    convert.add_similarity(model, inplace=True)
+    assert type(model.unused) is keras.layers.Conv2D

@@ -139,6 +139,12 @@ def test_processes_that_share_a_folder(tmp_path):
         late.on_epoch_begin(4)
 
 
+def test_a_training_that_starts_late_keeps_its_end(tmp_path):
+    backup = TrainingBackup(tmp_path, delete_checkpoint=False)
+    dense_model().fit(X, Y, initial_epoch=3, epochs=5, callbacks=backup, verbose=0)
+    assert names(tmp_path) == ["epoch_5"]
+
+
 def test_a_state_of_another_training(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(dense_model(), tmp_path, killed_at=1)

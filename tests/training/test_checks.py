@@ -40,6 +40,8 @@ def test_a_nan_stops_fit_before_a_backup_is_written(tmp_path):
     with pytest.raises(nsl_keras.NonFiniteLossError, match=r"became nan by batch [3-6] of"):
         classifier().fit(with_nan(), shuffle=False, verbose=0, callbacks=backup)
     assert not any(tmp_path.iterdir())
+    with pytest.raises(nsl_keras.NonFiniteLossError, match="of epoch 3"):
+        classifier().fit(with_nan(), shuffle=False, verbose=0, initial_epoch=2, epochs=3)
 
 
 def test_a_gentle_stop_is_gentle(eager):
