@@ -312,7 +312,7 @@ def test_unfreeze_leaves_what_lora_froze():
     assert [path.rpartition("/")[2] for path in frozen] == ["kernel", "kernel"]
 
 
-@pytest.mark.filterwarnings("ignore:`build...` was called on layer 'blocks'")
+@pytest.mark.filterwarnings("ignore:`build..` was called on layer 'blocks'")
 def test_windows_that_do_not_overlap_are_left_to_dense_layers():
     """As the patches of a vision transformer; `layers` may name what contains layers."""
     inputs = keras.Input((8, 8, 3))
