@@ -39,9 +39,11 @@ def command(module: str) -> str:
     arguments, given = [], iter(sys.argv[1:])
     for argument in given:
         flag, separate, _ = argument.lstrip("-").partition("=")
-        if flag in (*_PLACES, "stop_after_minutes") and not separate:
+        if flag in (*_PLACES, "output_dir", "stop_after_minutes") and not separate:
             next(given, None)  # Its value is the next argument.
-        if flag in _PLACES:
+        if flag == "output_dir":
+            arguments.append("--output_dir=.")  # Where the project's own records are.
+        elif flag in _PLACES:
             arguments.append(f"--{flag}={flag.upper()}")
         elif flag != "stop_after_minutes":
             arguments.append(argument)

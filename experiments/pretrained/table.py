@@ -80,7 +80,7 @@ def text(results: pathlib.Path) -> str:
         "paired by draw; mean ± standard deviation over draws, or over draws and data "
         f"sets. Learning rates are the best of {setting['trials']} other draws of "
         "BANKING77. Logits of folded networks differ by at most "
-        f"{largest:.0e}.\n\n{table(found, TEXTS)}"
+        f"{largest:.1g}.\n\n{table(found, TEXTS)}"
     )
 
 
