@@ -255,6 +255,15 @@ def test_results_are_few_and_small():
     assert all(path.stat().st_size < 2**18 for path in found if path.suffix == ".png")
 
 
+def test_commands_name_no_folder_of_a_machine(monkeypatch):
+    given = ["x", "--data_dir=/a", "--output_dir", "/b", "--state_dir", "/c", "--seeds=0"]
+    monkeypatch.setattr("sys.argv", given)
+    found = "--data_dir=DATA_DIR --output_dir=. --state_dir=STATE_DIR --seeds=0"
+    assert runs.command("demo") == f"python -m experiments.demo {found}"
+    for path in tables.RESULTS.glob("*.jsonl"):
+        assert "=/" not in path.read_text(), path.name
+
+
 def test_pages_are_made_from_the_records_and_compare_fairly():
     with pytest.raises(SystemExit) as ended:
         tables.main(["--check"])
