@@ -17,8 +17,8 @@ import keras
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor
+from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity.predictors import small_normal
-from nsl_keras.training.normalization import BatchNormalization
 
 __all__ = ["cnn4", "cnn9", "convnet4"]
 

@@ -2,11 +2,11 @@
 
 from nsl_keras.neighborhoods.film import add_film
 from nsl_keras.nesting import unfreeze
+from nsl_keras.normalization import convert_batch_norms
 from nsl_keras.similarity.conversion import add_similarity
 from nsl_keras.similarity.folding import fold
 from nsl_keras.similarity.summary import summary
 from nsl_keras.similarity.tasks import load_task, save_task
-from nsl_keras.training.normalization import convert_batch_norms
 
 __all__ = [
     "add_film",

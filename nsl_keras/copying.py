@@ -41,7 +41,7 @@ def copied(model: Any) -> Any:
             copy = keras.saving.load_model(path, known, compile=False, safe_mode=False)
         for part, new in zip(parts, _parts(copy), strict=True):
             if part in inside:
-                part.turn_alike(new)
+                part.turn_copy(new)
         # Flags of layers before those of variables, which layers pass on.
         pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
     except (TypeError, ValueError, NotImplementedError) as error:

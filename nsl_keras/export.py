@@ -13,13 +13,13 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from nsl_keras import graphs, nesting, validation
+from nsl_keras import files, graphs, nesting, validation
 from nsl_keras.backend import require_shapes
 from nsl_keras.few_shot.class_logits import named_classes
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner
 from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.similarity.folding import fold
-from nsl_keras.training import data, files
+from nsl_keras.training import data
 
 __all__ = ["save_model"]
 

@@ -52,7 +52,7 @@ def require_graph(model: Any) -> None:
 
 def root_of(model: Any) -> keras.Model:
     """Returns what conversions change: a model, or the backbone of one with neighbors."""
-    root = model.backbone if hasattr(model, "neighborhood") else model
+    root = getattr(model, "converted_part", model)
     is_built = isinstance(root, keras.Model) and root.built
     demand = "a built model of Keras 3: start it with a `keras.Input`, or call it on data"
     validation.require(is_built, "model", demand, root)
@@ -61,7 +61,7 @@ def root_of(model: Any) -> keras.Model:
 
 def graph_of(model: Any) -> keras.Model:
     """Returns `root_of` a model, which must be a functional or Sequential model."""
-    root = model.backbone if hasattr(model, "neighborhood") else model
+    root = getattr(model, "converted_part", model)
     require_graph(root)
     return root
 

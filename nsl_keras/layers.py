@@ -4,6 +4,7 @@ from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
 from nsl_keras.neighborhoods.film import InstanceFiLM
 from nsl_keras.neighborhoods.head import MetaNeighborhoodHead
+from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity.convolution import (
     NeuralSimilarityConv1D,
     NeuralSimilarityConv2D,
@@ -24,7 +25,6 @@ from nsl_keras.similarity.recurrent import (
 )
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 from nsl_keras.similarity.transposed import NeuralSimilarityConv2DTranspose
-from nsl_keras.training.normalization import BatchNormalization
 
 __all__ = [
     "BatchNormalization",

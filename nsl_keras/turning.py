@@ -19,7 +19,7 @@ from nsl_keras.copying import copied
 
 
 @contextlib.contextmanager
-def turned(layer: Any, kind: type[keras.layers.Layer]) -> Iterator[Any]:
+def turned_into(layer: Any, kind: type[keras.layers.Layer]) -> Iterator[Any]:
     """Makes a built layer one of a derived class, which gets its own parts in the context.
 
     Yields the input shape that the layer was built for. `kind.call` has the signature of

@@ -84,7 +84,7 @@ def test_keras_begins_every_fit_where_a_backup_resumed(tmp_path):
 def test_private_names_of_tensorflow():
     import tensorflow as tf
 
-    function = backend.apart(lambda x: x + 1).get_concrete_function(tf.zeros(2))
+    function = backend.not_inlined(lambda x: x + 1).get_concrete_function(tf.zeros(2))
     assert function.function_def.attr["_noinline"].b
     parameters = inspect.signature(keras.Model._maybe_symbolic_build).parameters
     assert list(parameters) == ["self", "iterator", "data_batch"]

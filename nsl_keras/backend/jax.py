@@ -73,7 +73,7 @@ def compiled(function: Function, jit_compile: bool) -> Function:
     return jax.jit(function)
 
 
-def apart(function: Function) -> Function:
+def not_inlined(function: Function) -> Function:
     """Returns the function: JAX compiles everything together."""
     return function
 
@@ -83,7 +83,7 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
     return jax.ensure_compile_time_eval()
 
 
-def updated(
+def update_before(
     model: keras.Model, update: Callable[[], None], arguments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Assigns variables of a model by `update()`, before its function of a batch runs.

@@ -182,7 +182,7 @@ def compiled(function: Function, jit_compile: bool) -> Function:
     return tf.function(function, jit_compile=jit_compile, reduce_retracing=True)
 
 
-def apart(function: Function) -> Function:
+def not_inlined(function: Function) -> Function:
     """Returns the function as a graph that is not inlined into other graphs.
 
     Use it for gradients in the body of a loop. The graph of a loop contains a cycle, in
@@ -201,7 +201,7 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
     return tf.init_scope()
 
 
-def updated(
+def update_before(
     model: keras.Model, update: Callable[[], None], arguments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Assigns variables of a model by `update()`, before its function of a batch runs.

@@ -53,9 +53,6 @@ class ClassLogits(keras.layers.Layer):
         "Temperature scaling".
     """
 
-    #: `convert.fold` keeps the layer, because no layer of Keras holds names.
-    stays_in_fold = True
-
     def __init__(
         self, class_names: Sequence[str], temperature: float = 1.0, **kwargs: Any
     ) -> None:

@@ -23,7 +23,7 @@ from nsl_keras.few_shot.functional import POLICIES, FunctionalModel, Selection
 from nsl_keras.few_shot.metric_learner import outputs_of_sets
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
-from nsl_keras.training.normalization import turn
+from nsl_keras.normalization import turn_batch_norm
 
 #: The rule of finetuning, but for the learning rate.
 MOMENTUM = 0.9
@@ -209,7 +209,7 @@ class Finetuner(Adapting):
     def _descended(self, values: list[Tensor], loss: Any, steps: Any) -> list[Tensor]:
         """Returns values after steps by the rule, down a loss of values and step."""
 
-        @backend.apart  # The gradients of a step are a graph of their own inside the loop.
+        @backend.not_inlined
         def gradients(values: list[Tensor], index: Tensor) -> list[Tensor]:
             return gradients_of(lambda at: (loss(at, index), None), values)[0]
 
@@ -239,7 +239,7 @@ def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, An
     copy = copied(model)
     sources = {id(new): own for own, new in paired_variables(model, copy)}
     for layer in graphs.layers(copy):
-        turn(layer)
+        turn_batch_norm(layer)
     trained = functional.classifier_of(copy)
     classifier = _new_classifier(copy, trained, ways)
     outputs = classifier(trained.input)

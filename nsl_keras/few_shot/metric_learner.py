@@ -16,8 +16,8 @@ from nsl_keras.few_shot.adapted_model import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
 from nsl_keras.few_shot.functional import FunctionalModel
+from nsl_keras.normalization import move_statistics
 from nsl_keras.training import data
-from nsl_keras.training.normalization import move_statistics
 
 
 class MetricLearner(EpisodicLearner):
@@ -28,7 +28,6 @@ class MetricLearner(EpisodicLearner):
 
     wraps = "backbone"
     ways_are_fixed = False
-    stays_in_fold = True  # In a `SupportSet`.
 
     def __init__(
         self,
@@ -102,9 +101,6 @@ class MetricLearner(EpisodicLearner):
 @keras.saving.register_keras_serializable("nsl_keras")
 class SupportSet(keras.layers.Layer):
     """Answers single queries like a learner in the episode of a stored support set."""
-
-    #: `convert.fold` keeps the layer, because no layer of Keras computes the same.
-    stays_in_fold = True
 
     def __init__(self, learner: MetricLearner, examples: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)

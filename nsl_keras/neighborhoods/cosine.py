@@ -79,35 +79,10 @@ class CosineDense(keras.layers.Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         inputs = at_least_float32(inputs)
-        outputs = ops.matmul(inputs * inverse_norm(inputs), self._scaled_kernel())
-        return ops.cast(outputs, self.compute_dtype)
-
-    def _scaled_kernel(self) -> Tensor:
         kernel = ops.convert_to_tensor(self.kernel)
-        return self.learned_scale * kernel * inverse_norm(kernel, axis=0)
-
-    def fold(self) -> keras.Sequential:
-        """Returns plain Keras layers that compute the same: unit lengths, then `Dense`.
-
-        The new layers share no weights with this one. Only outputs for inputs shorter than
-        1e-6 differ.
-
-        Raises:
-            ValueError: If the layer is not built yet.
-        """
-        validation.built(self, "fold")
-        dtype = self.variable_dtype
-        options = {"activity_regularizer": self.activity_regularizer, "name": "dense"}
-        dense = keras.layers.Dense(self.units, use_bias=False, dtype=dtype, **options)
-        unit_norm = keras.layers.UnitNormalization(dtype=dtype, name="unit_norm")
-        folded = keras.Sequential([unit_norm, dense], name=self.name)
-        if self.compute_dtype != self.variable_dtype:
-            folded.add(keras.layers.Activation("linear", dtype=self.dtype_policy))
-        *between, features = self.get_build_config()["input_shape"]
-        folded.build((*(None for _ in between), features))
-        dense.kernel.assign(ops.convert_to_numpy(self._scaled_kernel()))
-        dense.trainable = self.trainable
-        return folded
+        scaled = self.learned_scale * kernel * inverse_norm(kernel, axis=0)
+        outputs = ops.matmul(inputs * inverse_norm(inputs), scaled)
+        return ops.cast(outputs, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return (*input_shape[:-1], self.units)

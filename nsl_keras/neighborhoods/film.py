@@ -13,8 +13,8 @@ from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.copying import copied
 from nsl_keras.neighborhoods.key_metrics import Cosine
-from nsl_keras.training.normalization import BatchNormalization, turn
-from nsl_keras.turning import turned
+from nsl_keras.normalization import BatchNormalization, turn_batch_norm
+from nsl_keras.turning import turned_into
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -239,8 +239,8 @@ def add_film(
     demand = f"a choice of one or more batch norms of {model.name!r}"
     validation.require(chosen, "where", demand, where)
     for layer in chosen:
-        turn(layer)  # A batch norm of Keras into ours, which has all that is needed.
-        with turned(layer, ModulatedBatchNormalization) as input_shape:
+        turn_batch_norm(layer)  # Ours has all that the modulated one needs.
+        with turned_into(layer, ModulatedBatchNormalization) as input_shape:
             layer.film_options = kwargs
             layer.build_film(input_shape)
     # An iFiLM is trained, also behind a frozen batch norm of a frozen model.

@@ -22,7 +22,7 @@ from absl import logging
 from keras import ops, tree
 
 from nsl_keras import configs, nesting, validation
-from nsl_keras.backend import Tensor, largest, leave_out_of_xla, updated, wide_dtype
+from nsl_keras.backend import Tensor, largest, leave_out_of_xla, update_before, wide_dtype
 from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods import inner_loop as loops
 from nsl_keras.neighborhoods.cosine import CosineDense
@@ -108,7 +108,7 @@ class Once:
             return self.function(*arguments)
         constants = self.model.neighborhood.constants
         if self.is_due:
-            arguments = updated(self.model, constants.update, arguments)
+            arguments = update_before(self.model, constants.update, arguments)
             self.is_due = False
         with constants.used():
             return self.function(*arguments)

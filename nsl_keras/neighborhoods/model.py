@@ -118,6 +118,11 @@ class MetaNeighborhoodModel(CheckedModel):
         self._ranking = functools.cache(self._ranked)
 
     @property
+    def converted_part(self) -> keras.layers.Layer | None:
+        """What conversions change: the backbone, but not the head, which is finetuned."""
+        return self.backbone
+
+    @property
     def head(self) -> keras.layers.Layer:
         """The head before it is finetuned."""
         return self.neighborhood.head

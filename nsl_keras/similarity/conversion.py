@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import warnings
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
-from keras import ops
 
 from nsl_keras import graphs, nesting, similarities, validation
 from nsl_keras.backend import variable_scope
@@ -51,10 +48,13 @@ def add_similarity(
 ) -> keras.Model:
     """Returns a model, not compiled, whose layers have a neural similarity.
 
-    The new model has the weights of `model` and, before training, its outputs: every `M`
-    starts at the identity. `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`,
-    `DepthwiseConv2D`, `SeparableConv2D` (its depthwise kernel), `Dense` and `EinsumDense`
-    can be converted at any depth: in nested models, and in layers that hold layers, such as
+    The new model has the weights of `model` and, before training, its outputs, because
+    every `M` starts at the identity, unless you choose another start: an `initializer`,
+    fewer `nonzeros` than taps, a custom predictor, or `start="published"`.
+
+    `Conv1D`, `Conv2D`, `Conv3D`, `Conv2DTranspose`, `DepthwiseConv2D`, `SeparableConv2D`
+    (its depthwise kernel), `Dense` and `EinsumDense` can be converted at any depth: in
+    nested models, and in layers that hold layers, such as
     `keras.layers.MultiHeadAttention`. All else stays as it is, derived classes too.
 
     Args:
@@ -93,11 +93,6 @@ def add_similarity(
             is not convertible, if `predictor` is in use, or if an argument does not fit a
             layer.
 
-    Warns:
-        UserWarning: If the outputs may change, because a `nsl_keras.similarities.Sparse`
-            has fewer nonzeros than taps, or a predictor has `start="published"` or is a
-            custom layer.
-
     Example:
 
     >>> import keras
@@ -118,13 +113,15 @@ def add_similarity(
     is_new = getattr(predictor, "shared_network", None) is None
     demand = "a new `SharedSimilarityPredictor`, which no layer uses"
     validation.require(is_new, "predictor", demand, predictor)
+    if hasattr(predictor, "shared_network"):  # The given one stays new if an error follows.
+        predictor = predictor.from_config(predictor.get_config())
     validation.boolean(freeze_backbone, "freeze_backbone")
     validation.boolean(train_classifier, "train_classifier")
     validation.boolean(inplace, "inplace")
-    fits = not train_classifier or not hasattr(model, "neighborhood")
+    is_whole = graphs.root_of(model) is model
+    fits = is_whole or not train_classifier
     demand = "False: a MetaNeighborhoodModel trains its head and dictionary anyway"
     validation.require(fits, "train_classifier", demand, train_classifier)
-    graphs.root_of(model)  # Raises for a model that is not built.
     model = model if inplace else copied(model)
     root = graphs.root_of(model)
     found = [*nesting.sublayers(root)]
@@ -157,7 +154,6 @@ def add_similarity(
                 layer.leave_kin()
         nesting.set_flags(flags)
         raise
-    _warn_of_changes(chosen)
     for layer in chosen:
         layer.trainable = True  # If it was frozen, only its kernel stays frozen.
     nesting.unfreeze_holders(root, [*chosen, *free])
@@ -258,30 +254,3 @@ def _suits(layer: Any, similarity: similarities.Similarity, predictor: Any) -> b
         return False
     takes_full = _taps(layer) > 1 and not hasattr(layer, "depth_multiplier")
     return similarity.shared_by_channels or takes_full
-
-
-def _warn_of_changes(layers: list[Any]) -> None:
-    """Warns unless `M` is known to start at the identity."""
-    changed = [layer.path for layer in layers if not _starts_at_identity(layer)]
-    if changed:
-        warnings.warn(
-            "The outputs of the model may change: `M` does not start at the identity, or "
-            f"has a custom predictor, in {', '.join(map(repr, changed))}. Outputs are "
-            "unchanged if the similarity can represent the identity, and the predictor has "
-            "`start='identity'`.",
-            stacklevel=3,  # The line that calls `add_similarity`.
-        )
-
-
-def _starts_at_identity(layer: Any) -> bool:
-    form, parameters = layer.bilinear_form, layer.bilinear_form.similarity_parameters
-    if layer.predictor is not None:
-        recipe = getattr(layer.predictor, "predictor", layer.predictor)  # Shared or not.
-        if not isinstance(getattr(recipe, "kind", None), str) or recipe.start != "identity":
-            return False
-        parameters = form.identity
-    parameters = ops.convert_to_tensor(parameters)
-    if isinstance(form.similarity, similarities.Diagonal):  # Its matrix may be large.
-        return np.allclose(ops.convert_to_numpy(parameters), 1, atol=1e-6)
-    matrix = ops.convert_to_numpy(form.similarity.matrix(parameters, form.size))
-    return np.allclose(matrix, np.eye(matrix.shape[-1]), atol=1e-6)

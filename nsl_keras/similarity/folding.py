@@ -1,8 +1,6 @@
-"""Folds models with static similarities into plain Keras models: `fold`."""
+"""Folds static similarities into the kernels of plain layers: `fold`."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import keras
 
@@ -14,33 +12,29 @@ from nsl_keras.turning import Foldable
 
 
 def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
-    """Returns a plain Keras model that computes the same as a model with similarities.
+    """Returns a model that computes the same with plain layers in place of similarities.
 
-    Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `M^T D W` (`D` is the learned shape).
-    `nsl_keras.layers.BatchNormalization` becomes Keras's, and
-    `nsl_keras.layers.CosineDense`, as the nearest centroid that `few_shot` adapted with
-    cosines, a Sequential of a normalization to unit length and a `keras.layers.Dense`. The
-    support sets of other metric learners, and the `few_shot.ClassLogits` of what `adapt`
-    returned, stay: the file of such a model needs this package. Graph, names and
-    `trainable` flags stay, so to train further, unfreeze what `add_similarity` froze.
+    Each layer with a static similarity becomes the Keras layer that it generalizes, with
+    the equivalent kernel `M^T D W` (`D` is the learned shape), and
+    `nsl_keras.layers.BatchNormalization` becomes Keras's. Other layers stay, and so do
+    graph, names and `trainable` flags: to train further, unfreeze what `add_similarity`
+    froze.
 
     Args:
         model: A built model that Keras can save, or with `inplace` any built model. In a
             `MetaNeighborhoodModel`, the backbone is folded.
-        inplace: bool, whether to change `model` itself and return it; not for models that
-            contain a `CosineDense`. Compile it again, and any other model on its layers
-            that has run: its functions still contain `M`. Otherwise it does not change, and
-            shares no weights with the new one. LoRA is merged either way; in place it stays
-            enabled, and starts anew.
+        inplace: bool, whether to change `model` itself and return it. Compile it again,
+            and any other model on its layers that has run: its functions still contain
+            `M`. Otherwise it does not change, and shares no weights with the new one. LoRA
+            is merged either way; in place it stays enabled, and starts anew.
 
     Returns:
-        A model, not compiled, whose file loads with Keras alone, except for the support
-        sets above; for a `MetaNeighborhoodModel`, a new one with such a backbone.
+        A model, not compiled. Its file loads with Keras alone unless it contains other
+        layers of this package, such as the `few_shot.ClassLogits` of what `adapt` returns.
 
     Raises:
-        ValueError: If `model` is not built, or if layers of this package cannot be folded,
-            such as dynamic similarities; the message names them.
+        ValueError: If `model` is not built, or a similarity is dynamic, quantized, or in a
+            derived class, which may compute something else; the message names the layers.
 
     Example:
 
@@ -58,59 +52,32 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     """
     validation.boolean(inplace, "inplace")
     root = graphs.root_of(model)
-    layers = graphs.layers(root) or root.layers
-    unfoldable = [
-        f"{layer.name!r} ({_obstacle(layer)}{type(layer).__name__})"
-        for layer in layers
-        if not is_foldable(layer)
-        or (_is_replaced(layer) and (root is not model or inplace))
-    ]
-    demand = (
-        "one with a plain Keras equivalent: of this package's layers, only static "
-        "similarities of floats, `BatchNormalization` and `CosineDense` (not in a "
-        "backbone, and not with `inplace=True`) have one"
-    )
-    validation.require(not unfoldable, "model", demand, ", ".join(unfoldable))
-    folded: Any = model if inplace else copied(model)
-    root = graphs.root_of(folded)
-    new = {id(each): each.fold() for each in graphs.layers(root) if _is_replaced(each)}
-    for part in [*sublayers(root)]:
-        if isinstance(part, Foldable):
+    found = [*filter(None, map(_obstacle, sublayers(root)))]
+    demand = "one whose similarities are static, of floats, and in no derived class"
+    validation.require(not found, "model", demand, "; ".join(found))
+    folded = model if inplace else copied(model)
+    for part in [*sublayers(graphs.root_of(folded))]:
+        if "plain" in vars(type(part)):
             part.turn_back()
     forget_functions(folded)
-    return graphs.replayed(folded, new) if new else folded
+    return folded
 
 
 def is_foldable(layer: keras.layers.Layer) -> bool:
-    """Whether `fold` accepts a layer: it is plain, or has a plain equivalent.
-
-    Derived classes have none, because they may compute something else.
-    """
-    parts = [layer, *sublayers(layer)]
-    kin = [part for part in parts if "plain" in vars(type(part))]
-    inside = {id(each) for part in kin for each in sublayers(part)}
-    ours = [
-        part
-        for part in parts
-        if is_ours(part) and not getattr(part, "stays_in_fold", id(part) in inside)
-    ]
-    has_kin = _is_replaced(layer) or all(part in kin for part in ours)
-    return has_kin and not _obstacle(layer)
+    """Whether `fold` accepts each similarity in a layer."""
+    return not any(map(_obstacle, (layer, *sublayers(layer))))
 
 
 def _obstacle(layer: keras.layers.Layer) -> str:
-    """Returns what keeps a similarity in a layer from folding, or an empty string."""
-    kin = [part for part in (layer, *sublayers(layer)) if isinstance(part, Foldable)]
-    quantized = any(getattr(part, "quantization_mode", None) for part in kin)
-    if any(form.predictor is not None for form in similarities_of(layer)):
-        return "dynamic "
-    return "quantized " if quantized else ""
-
-
-def _is_replaced(layer: keras.layers.Layer) -> bool:
-    """Whether other layers take the place of a layer, which its `fold` returns."""
-    folds = "fold" in vars(type(layer)) and not isinstance(layer, Foldable)
-    return folds and is_ours(layer)
+    """Returns what keeps a layer with a similarity from folding, or an empty string."""
+    forms = similarities_of(layer) if isinstance(layer, Foldable) else []
+    obstacles = {
+        "a dynamic": any(form.predictor is not None for form in forms),
+        "a quantized": getattr(layer, "quantization_mode", None) is not None,
+        "a derived": "plain" not in vars(type(layer)),
+    }
+    found = [name for name, holds in obstacles.items() if forms and holds]
+    return f"{layer.name!r}, {found[0]} {type(layer).__name__}" if found else ""
 
 
 def is_ours(layer: keras.layers.Layer) -> bool:

@@ -18,7 +18,7 @@ from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.form import BilinearForm
 from nsl_keras.similarity.kernels import FloatKernel
 from nsl_keras.similarity.static import StaticForm
-from nsl_keras.turning import Foldable, turned
+from nsl_keras.turning import Foldable, turned_into
 
 #: An entry in the file of a layer with a similarity.
 _MARK = "has_similarity"
@@ -245,7 +245,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
         The other arguments are those of `set_similarity`.
         """
-        with turned(layer, cls) as input_shape:
+        with turned_into(layer, cls) as input_shape:
             layer.set_similarity(*args)
             layer.is_inside = is_inside
             layer.build_similarity(input_shape)
@@ -253,7 +253,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             # `M^T W` is computed in the dtype of the variables.
             set_autocast(layer.kernel_variable, False)
 
-    def turn_alike(self, layer: Any) -> None:
+    def turn_copy(self, layer: Any) -> None:
         """Turns a plain layer into a copy of this one, whose kernel it has already."""
         of_similarity = self.similarity, self.predictor, self.block_size
         self.turn(layer, self.is_inside, self.kernel_trainable, *of_similarity)

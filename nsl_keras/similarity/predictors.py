@@ -16,9 +16,9 @@ import keras
 import numpy as np
 
 from nsl_keras import configs, validation
+from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import sphere
 from nsl_keras.similarity.kernels import FloatDense
-from nsl_keras.training.normalization import BatchNormalization
 
 #: Minimum hidden width when it is derived from the layer's width.
 LEAST_WIDTH = 8

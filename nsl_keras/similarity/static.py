@@ -13,7 +13,7 @@ from nsl_keras.backend import Tensor
 from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.form import BilinearForm
 
-#: The most features of a block, unless `M` is diagonal: `M` would outgrow the kernel.
+#: The most features of a block whose `M` is computed: `M` would outgrow the kernel.
 _LARGEST = 1024
 
 
@@ -75,12 +75,12 @@ class StaticForm(BilinearForm):
             self._order = (0, 3, 2, 1, 4)
         if full:
             self.size = self.taps * (channels // first)
-        is_small = self.size <= _LARGEST or isinstance(similarity, Diagonal)
+        is_vector = isinstance(similarity, Diagonal) and similarity.regularizer is None
         demand = (
-            f"given, and at most {_LARGEST}, unless the similarity is diagonal: `M` would "
-            f"have {self.size}^2 entries"
+            f"given, and at most {_LARGEST}, unless the similarity is diagonal and has no "
+            f"regularizer: `M` would have {self.size}^2 entries"
         )
-        fits = is_small or not self.on_vectors
+        fits = self.size <= _LARGEST or is_vector or not self.on_vectors
         validation.require(fits, "block_size", demand, self.block_size)
         leading = () if shared_by == "layer" else (first * second,)
         self._by_matrix = (*leading, self.size, -1, filters // second)

@@ -93,7 +93,7 @@ def summary(model: keras.Model) -> ModelSummary:
     root = graphs.root_of(model)
     layers = graphs.layers(root) or root.layers
     rows = [_row(each, [each]) for each in layers if similarities_of(each)]
-    if hasattr(model, "neighborhood"):
+    if root is not model:  # A `MetaNeighborhoodModel`.
         rows += [_row(each, []) for each in (model.head, model.dictionary)]
     return ModelSummary(
         **_row(model, layers), layers=tuple(LayerSummary(**row) for row in rows)

@@ -12,9 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import nesting, validation
+from nsl_keras import files, nesting, validation
 from nsl_keras.similarity.neural_similarity import similarities_of
-from nsl_keras.training import files
 
 #: Arguments of a similarity that do not change what a trained `M` computes.
 _OF_TRAINING = ("initializer", "regularizer", "constraint")

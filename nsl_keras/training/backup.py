@@ -14,9 +14,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from nsl_keras import validation
+from nsl_keras import files, validation
 from nsl_keras.backend import forget_initial_epoch
-from nsl_keras.training import files
 
 #: A file next to those of `BackupAndRestore`.
 _REST = "rest.pickle"

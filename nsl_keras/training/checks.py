@@ -116,7 +116,11 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
-        return super().evaluate(self._checked(x, y), y, *args, **options)
+        epoch = getattr(x, "epoch", None)
+        found = super().evaluate(self._checked(x, y), y, *args, **options)
+        if epoch is not None:  # In each epoch of `fit`, validation sees the same examples.
+            x.epoch = epoch
+        return found
 
     def _checked(self, x: Any, y: Any = None) -> Any:
         """Returns `x`, checked: of a generator or a `PyDataset` the first batch.

@@ -39,19 +39,7 @@ def plain():
     return convolutional()
 
 
-def one_layer(recipe, context):
-    return [keras.layers.Conv2D(context.outputs, 3)]
-
-
-class Doubled(similarities.Unconstrained):
-    def matrix(self, parameters, size):
-        return 2 * super().matrix(parameters, size)
-
-
 ALL = ["first", "depthwise", "second"]
-SHARED_PUBLISHED = predictors.SharedSimilarityPredictor(
-    predictors.SimilarityPredictor(start="published")
-)
 UNCONSTRAINED = {"similarity": "unconstrained"}
 
 
@@ -165,8 +153,12 @@ def test_a_shared_predictor_in_several_layers():
     shared = predictors.SharedSimilarityPredictor("cnn", adapted_filters=4)
     plain = stack(keras.layers.Conv2D(4, 3), keras.layers.Conv2D(4, 3))
     model = add_similarity(plain, predictor=shared)
-    assert model.layers[0].predictor is model.layers[1].predictor is shared
+    assert model.layers[0].predictor is model.layers[1].predictor
     assert difference(plain, model, IMAGES) <= 1e-5
+    of_two_sizes = stack(keras.layers.Conv2D(4, 3), keras.layers.Conv2D(4, 2))
+    with pytest.raises(ValueError, match="same kernel size"):
+        add_similarity(of_two_sizes, predictor=shared)
+    stack(layers.NeuralSimilarityConv2D(4, 3, predictor=shared))  # It is still new.
     with pytest.raises(ValueError, match="`predictor` must be a new `SharedSimilarityPr"):
         add_similarity(plain, predictor=shared)
 
@@ -199,27 +191,6 @@ CHOOSE = r"`layers` must choose one or more layers of the types Conv1D.* suits: 
 def test_errors(call, message, plain):
     with pytest.raises(ValueError, match=message):
         call(plain)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"similarity": similarities.Sparse(6)},
-        {"predictor": predictors.SimilarityPredictor(start="published")},
-        {"predictor": SHARED_PUBLISHED},
-        {"predictor": predictors.SimilarityPredictor(one_layer)},
-        {"predictor": "cnn", "similarity": Doubled()},
-        {"predictor": keras.layers.Conv2D(9, 3)},
-    ],
-    ids=["sparse", "published", "shared", "function", "similarity", "custom"],
-)
-def test_changed_outputs_are_warned_about(options):
-    source = stack(keras.layers.Conv2D(4, 3, name="only"))
-    with pytest.warns(UserWarning, match=r"outputs of the model .* in \S*only'") as all_:
-        model = add_similarity(source, **options)
-    (warned,) = (each for each in all_ if "outputs" in str(each.message))
-    assert warned.filename == __file__
-    assert difference(source, model, IMAGES) > 1e-6
 
 
 def test_a_backbone_that_is_not_frozen():

@@ -186,16 +186,16 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
     >>> network = keras.Sequential([
     ...     keras.Input((8, 8, 3)), keras.layers.BatchNormalization(name="norm")])
     >>> convert.convert_batch_norms(network).get_layer("norm").__module__
-    'nsl_keras.training.normalization'
+    'nsl_keras.normalization'
     """
     graphs.graph_of(model)
     copy = copied(model)
     for layer in graphs.layers(graphs.graph_of(copy)):
-        turn(layer)
+        turn_batch_norm(layer)
     return copy
 
 
-def turn(layer: Any) -> None:
+def turn_batch_norm(layer: Any) -> None:
     """Turns a built batch norm of Keras into this package's; leaves other layers alone.
 
     It moves its statistics as Keras does.

@@ -9,7 +9,7 @@ import pytest
 from helpers import DTYPES, gradients, normal, randomize, refusing, stacked
 from keras import ops
 
-from nsl_keras.training.normalization import (
+from nsl_keras.normalization import (
     BatchNormalization,
     convert_batch_norms,
     normalizing_by_batch,

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from nsl_keras.training import files
+from nsl_keras import files
 
 
 def names(folder):
