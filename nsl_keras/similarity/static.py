@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -15,16 +14,6 @@ from nsl_keras.similarity.form import BilinearForm
 
 #: The most features of a block whose `M` is computed: `M` would outgrow the kernel.
 _LARGEST = 1024
-
-
-class _Penalty(keras.regularizers.Regularizer):
-    """The penalty on `M`, as a class because Keras before 3.11 takes no functions."""
-
-    def __init__(self, form: StaticForm) -> None:
-        self.form = form
-
-    def __call__(self, parameters: Any) -> Tensor:
-        return self.form.similarity.regularizer(self.form.similarity_matrix)
 
 
 def _for_each(constraint: Any) -> Any:
@@ -93,11 +82,14 @@ class StaticForm(BilinearForm):
             name="similarity",
             shape=start.shape,
             initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
-            regularizer=similarity.regularizer and _Penalty(self),
+            regularizer=similarity.regularizer and self._penalty,
             constraint=constraint,
             autocast=False,
         )
         self.build_shape()
+
+    def _penalty(self, _: Tensor) -> Tensor:
+        return self.similarity.regularizer(self.similarity_matrix)
 
     def call(self, kernel: Tensor) -> Tensor:
         """Returns the equivalent kernel `M^T D W`, in the shape of the kernel `W`."""
