@@ -1,6 +1,4 @@
 """Public callbacks."""
 
-from nsl_keras.neighborhoods.callbacks import DictionaryInitializer
-from nsl_keras.training.backup import TrainingBackup
-
-__all__ = ["DictionaryInitializer", "TrainingBackup"]
+from nsl_keras.neighborhoods.callbacks import DictionaryInitializer as DictionaryInitializer
+from nsl_keras.training.backup import TrainingBackup as TrainingBackup

@@ -5,12 +5,11 @@ with `plt.close(figure)`. A notebook shows every open figure, so assign the resu
 variable: as the last value of a cell, the figure would appear twice.
 """
 
-from nsl_keras.visualize.neighbors import plot_adaptation, plot_neighbors
-from nsl_keras.visualize.similarities import plot_dynamic_similarity, plot_similarities
-
-__all__ = [
-    "plot_adaptation",
-    "plot_dynamic_similarity",
-    "plot_neighbors",
-    "plot_similarities",
-]
+from nsl_keras.visualize.neighbors import (
+    plot_adaptation as plot_adaptation,
+    plot_neighbors as plot_neighbors,
+)
+from nsl_keras.visualize.similarities import (
+    plot_dynamic_similarity as plot_dynamic_similarity,
+    plot_similarities as plot_similarities,
+)

@@ -34,17 +34,21 @@ def modules() -> dict[str, ModuleType]:
 
 
 def names_of(module: ModuleType) -> list[str]:
-    """Returns the public names of a module, classes first."""
-    found = getattr(module, "__all__", None) or [
-        name
+    """Returns the public names of a module, classes first.
+
+    Those of a module without code are what it imports.
+    """
+    things = {
+        name: thing
         for name, thing in vars(module).items()
+        if not name.startswith("_") and not inspect.ismodule(thing)
+    }
+    own = [
+        name
+        for name, thing in things.items()
         if getattr(thing, "__module__", "") == module.__name__
     ]
-    found = [
-        name
-        for name in found
-        if not name.startswith("_") and not inspect.ismodule(vars(module)[name])
-    ]
+    found = [*(set(getattr(module, "__all__", own or things)) & set(things))]
     return sorted(found, key=lambda name: (not inspect.isclass(vars(module)[name]), name))
 
 
