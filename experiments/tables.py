@@ -23,18 +23,16 @@ import experiments.regression.table
 import experiments.speed.table
 from experiments import kills
 from experiments.common import runs, tables
-from experiments.demo import spirals
-from experiments.demo import table as demo
-from experiments.few_shot import calibration, sine_waves
-from experiments.few_shot import table as few_shot
+from experiments.demo import spirals, table as demo
+from experiments.few_shot import calibration, sine_waves, table as few_shot
 from experiments.image_classification import table as images
 from experiments.neural_similarity import (
     implicit_regularization,
     kernel_shape,
     predictors,
     stability,
+    table as similarity,
 )
-from experiments.neural_similarity import table as similarity
 from experiments.no_harm import report
 from experiments.no_harm.comparison import compare
 from experiments.pretrained import table as pretrained

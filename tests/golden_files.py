@@ -6,8 +6,7 @@ import zlib
 
 import keras
 import numpy as np
-from helpers import DTYPES as DTYPES
-from helpers import gradients as gradients
+from helpers import DTYPES as DTYPES, gradients as gradients
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 

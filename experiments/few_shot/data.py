@@ -6,8 +6,7 @@ import pathlib
 
 import numpy as np
 
-from experiments.common import data as common
-from experiments.common import image_folders
+from experiments.common import data as common, image_folders
 from experiments.common.data import PARTS, ImageData, Split
 from nsl_keras import few_shot
 

@@ -14,8 +14,7 @@ import numpy as np
 from absl import flags
 
 from experiments.common import command, runs, tables
-from experiments.pretrained import __main__ as study
-from experiments.pretrained import table
+from experiments.pretrained import __main__ as study, table
 from nsl_keras import convert, few_shot
 
 FLAGS = study.FLAGS

@@ -14,8 +14,7 @@ from experiments.common.convolutions import SIMILARITIES
 from experiments.few_shot import methods as few_shot
 from experiments.neural_similarity import methods
 from experiments.speed import measure
-from experiments.speed.measure import forward
-from experiments.speed.measure import training_step as train
+from experiments.speed.measure import forward, training_step as train
 
 #: Classes that few-shot networks are trained on.
 FEW_SHOT_CLASSES = 64

@@ -10,10 +10,8 @@ import tensorflow as tf
 
 import nsl_keras
 from experiments.common.multiply_adds import multiply_adds as counted
-from experiments.few_shot import methods as few_shot_methods
-from experiments.few_shot import training as few_shot_training
-from experiments.image_classification import maxl, pictures
-from experiments.image_classification import methods as image_methods
+from experiments.few_shot import methods as few_shot_methods, training as few_shot_training
+from experiments.image_classification import maxl, methods as image_methods, pictures
 from experiments.neural_similarity import methods as similarity_methods
 from experiments.tests.commands import tiny_images
 

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from experiments.pretrained import __main__ as pretrained
-from experiments.pretrained import efficientnet, table
+from experiments.pretrained import __main__ as pretrained, efficientnet, table
 
 #: `{"kernel": a view of six floats of shape (3, 2)}`, as PyTorch writes it.
 VIEW = (

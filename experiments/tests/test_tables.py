@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 
 from experiments import tables
-from experiments.common import runs
-from experiments.common import tables as tables_of_runs
-from experiments.neural_similarity import methods as similarity_methods
-from experiments.neural_similarity import table as similarity_table
+from experiments.common import runs, tables as tables_of_runs
+from experiments.neural_similarity import (
+    methods as similarity_methods,
+    table as similarity_table,
+)
 
 SETTING = {"dataset": "digits", "sizes": (1, 2)}
 

@@ -14,8 +14,7 @@ from helpers import (
     stacked,
 )
 from keras import ops
-from layer_cases import built as built_kernel
-from layer_cases import channels_last
+from layer_cases import built as built_kernel, channels_last
 
 from nsl_keras import predictors
 from nsl_keras.layers import (
