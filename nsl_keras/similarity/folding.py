@@ -14,33 +14,29 @@ from nsl_keras.turning import Foldable
 
 
 def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
-    """Returns a plain Keras model that computes the same as a model with similarities.
+    """Returns an uncompiled Keras model that computes the same as one with similarities.
 
     Each layer with a neural similarity becomes the Keras layer that it generalizes, with
-    the equivalent kernel `M^T D W` (`D` is the learned shape).
-    `nsl_keras.layers.BatchNormalization` becomes Keras's, and
-    `nsl_keras.layers.CosineDense`, as the nearest centroid that `few_shot` adapted with
-    cosines, a Sequential of a normalization to unit length and a `keras.layers.Dense`. The
-    support sets of other metric learners, and the `few_shot.ClassLogits` of what `adapt`
-    returned, stay: the file of such a model needs this package. Graph, names and
-    `trainable` flags stay, so to train further, unfreeze what `add_similarity` froze.
+    the equivalent kernel `M^T D W` (`D` is the learned shape), and
+    `nsl_keras.layers.BatchNormalization` becomes Keras's. A `nsl_keras.layers.CosineDense`,
+    such as the nearest centroid that `few_shot` adapted with cosines, becomes a Sequential
+    of a normalization to unit length and a `keras.layers.Dense`. The file of the model then
+    loads with Keras alone, unless it contains the support sets of other metric learners or
+    the `few_shot.ClassLogits` of an adapted model, which stay. Graph, names and `trainable`
+    flags stay too: to train further, unfreeze what `add_similarity` froze.
 
     Args:
         model: A built model that Keras can save, or with `inplace` any built model. In a
-            `MetaNeighborhoodModel`, the backbone is folded.
+            `MetaNeighborhoodModel`, the backbone alone is folded.
         inplace: bool, whether to change `model` itself and return it; not for models that
-            contain a `CosineDense`. Compile it again, and any other model on its layers
-            that has run: its functions still contain `M`. Otherwise it does not change, and
-            shares no weights with the new one. LoRA is merged either way; in place it stays
-            enabled, and starts anew.
-
-    Returns:
-        A model, not compiled, whose file loads with Keras alone, except for the support
-        sets above; for a `MetaNeighborhoodModel`, a new one with such a backbone.
+            contain a `CosineDense`. Compile it again, and also any other model on its
+            layers that has run, whose functions still contain `M`. Otherwise the two models
+            share no weights. LoRA is merged either way; in place it stays enabled and
+            starts anew.
 
     Raises:
-        ValueError: If `model` is not built, or if layers of this package cannot be folded,
-            such as dynamic similarities; the message names them.
+        ValueError: If `model` is not built, or contains layers of this package that cannot
+            be folded, such as dynamic similarities; the message names them.
 
     Example:
 

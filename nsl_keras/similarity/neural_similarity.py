@@ -29,9 +29,9 @@ _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format"
 class WithSimilarity(nesting.KeepsFrozen, Foldable):
     """Private mixin, in front of a Keras layer: a layer with a static or dynamic `M`.
 
-    The plain layer refuses the weights that this layer saves: it would ignore those of `M`
-    and load the rest. The layer holds its `M`, static or dynamic, as `bilinear_form`: the
-    subclass's `set_similarity` gives it to a plain layer, and `build_similarity` builds it.
+    A mark in the file makes the plain layer refuse the weights of this layer: it would
+    ignore those of `M` and load the rest. `bilinear_form` is the `M`; the subclass's
+    `set_similarity` makes it for a plain layer, and `build_similarity` builds it.
     """
 
     #: The form of a predicted `M(x)`; `None` if the layer is always static.
@@ -80,9 +80,9 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         serialize = keras.saving.serialize_keras_object
         predictor: Any = serialize(self.predictor)
         if isinstance(self.predictor, keras.layers.Layer):
-            # Keras's own key for objects that several configs share. Keras sets it only
-            # from the second config on where the object stands inside a layer (3.15), and
-            # then a loaded model would have two of them.
+            # Keras's own key for objects that several configs share. For an object inside a
+            # layer, Keras sets it only from the second config on (3.15), so a loaded model
+            # would contain two copies.
             live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
             forms = predictors.forms_of[self.predictor]
             live.layers = len(forms) // len(similarities_of(self))
@@ -151,11 +151,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "kernel_trainable": self.kernel_trainable}
 
-    # What `M` is.
-
     @property
     def equivalent_kernel(self) -> Tensor:
-        """The kernel `M^T D W`, in the shape of `kernel`; without a learned shape `M^T W`.
+        """The kernel `M^T D W`, in the shape of `kernel`; `D` is the learned shape, if any.
 
         Raises:
             ValueError: If the layer is dynamic, or not built yet.
@@ -173,7 +171,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def similarity_matrix(self) -> Tensor:
         """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
 
-        If `shared_by` is not `"layer"`, the first axis counts blocks of channels, or
+        If `shared_by` is not `"layer"`, the first axis counts blocks of channels or
         filters.
 
         Raises:
@@ -183,7 +181,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     @property
     def learned_shape(self) -> Tensor:
-        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps.
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for the others.
 
         Raises:
             ValueError: If the layer does not learn its kernel's shape, or is not built.
@@ -207,8 +205,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         del shape[self.channel_axis]
         parameters = form.at_positions(form.predicted(inputs, penalized=False), shape[1:])
         return self.similarity.matrix(parameters, form.taps)
-
-    # What is trained.
 
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:
@@ -237,14 +233,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             if isinstance(part, (keras.Variable, keras.layers.Layer)):
                 part.trainable = value
 
-    # How a plain layer becomes one of these, and back.
-
     @classmethod
     def turn(cls, layer: Any, is_inside: bool, kernel_trainable: bool, *args: Any) -> None:
-        """Turns a built plain layer, in place, into one of this class.
-
-        The other arguments are those of `set_similarity`.
-        """
+        """Turns a built plain layer into this class; `args` are those of `set_similarity`."""
         with turned(layer, cls) as input_shape:
             layer.set_similarity(*args)
             layer.is_inside = is_inside
@@ -254,7 +245,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             set_autocast(layer.kernel_variable, False)
 
     def turn_alike(self, layer: Any) -> None:
-        """Turns a plain layer into a copy of this one, whose kernel it has already."""
+        """Turns a plain layer that already has this layer's kernel into a copy of it."""
         of_similarity = self.similarity, self.predictor, self.block_size
         self.turn(layer, self.is_inside, self.kernel_trainable, *of_similarity)
         forms = self.bilinear_form, layer.bilinear_form
