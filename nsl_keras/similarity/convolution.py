@@ -159,8 +159,8 @@ class DepthwiseForm(DynamicForm):
 class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
-    For taps `t, u`, input channels `c` and the `m`-th filter of a channel, at output
-    position `p`,
+    The paper treats only full convolutions. For taps `t, u`, input channels `c` and the
+    `m`-th filter of a channel, this layer computes at output position `p`
 
         y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
 
@@ -175,10 +175,6 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     >>> layer = nsl_keras.layers.NeuralSimilarityDepthwiseConv2D(3, padding="same")
     >>> tuple(layer(keras.ops.ones((2, 8, 8, 4))).shape)
     (2, 8, 8, 4)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Eq. (2). The paper treats
-        only full convolutions.
     """
 
     plain = keras.layers.DepthwiseConv2D

@@ -24,7 +24,6 @@ class VectorForm(DynamicForm):
         training: bool | None = None,
         vectors_mask: Tensor | None = None,
     ) -> Tensor:
-        """Returns `W^T M(x) x`."""
         kernel = ops.cast(self.with_shape(kernel), vectors.dtype)
         return ops.matmul(self.multiply(vectors, mask=vectors_mask), kernel)
 

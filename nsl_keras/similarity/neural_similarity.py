@@ -122,7 +122,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         validation.require(fits, "block_size", demand, block_size)
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
-        """Builds the `M` of a plain layer that is built."""
         self.require_plain_kernel()
         kernel = self.kernel_variable
         shape, axes = tuple(kernel.shape), self.feature_axes
@@ -142,7 +141,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             self._set_flags_of_kernel()
 
     def apply_kernel(self, inputs: Tensor) -> Tensor:
-        """Returns `W^T M x`."""
         if self.predictor is None:
             kernel = ops.cast(self.equivalent_kernel, inputs.dtype)
             return self.plain_product(inputs, kernel)
@@ -155,8 +153,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def equivalent_kernel(self) -> Tensor:
         """The kernel `M^T D W`, in the shape of `kernel`; `D` is the learned shape, if any.
 
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
+        Raises a ValueError if the layer is dynamic or not built.
         """
         self.bilinear_form.require("static", "equivalent_kernel")
         kernel, axes = ops.convert_to_tensor(self.kernel), self.feature_axes
@@ -172,10 +169,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
 
         If `shared_by` is not `"layer"`, the first axis counts blocks of channels or
-        filters.
-
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
+        filters. Raises a ValueError if the layer is dynamic or not built.
         """
         return self.bilinear_form.similarity_matrix
 
@@ -183,20 +177,15 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def learned_shape(self) -> Tensor:
         """The diagonal of `D`: 1 for each tap that is kept, 0 for the others.
 
-        Raises:
-            ValueError: If the layer does not learn its kernel's shape, or is not built.
+        Raises a ValueError if the layer does not learn its kernel's shape or is not built.
         """
         return self.bilinear_form.learned_shape
 
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
         """Returns the `M(x)` that a dynamic layer uses at each position of its output.
 
-        Returns:
-            Tensor of shape `(batch, *positions, T, T)`, without `D`; every size of
-            `positions` is 1 with a pooled predictor.
-
-        Raises:
-            ValueError: If the layer is static, or not built yet.
+        The shape is `(batch, *positions, T, T)`, without `D`; every size of `positions` is
+        1 with a pooled predictor. Raises a ValueError if the layer is static or not built.
         """
         form = self.bilinear_form
         form.require("dynamic", "predicted_matrices")
@@ -235,7 +224,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     @classmethod
     def turn(cls, layer: Any, is_inside: bool, kernel_trainable: bool, *args: Any) -> None:
-        """Turns a built plain layer into this class; `args` are those of `set_similarity`."""
+        """Turns a built plain layer into this class; `args` go to `set_similarity`."""
         with turned(layer, cls) as input_shape:
             layer.set_similarity(*args)
             layer.is_inside = is_inside

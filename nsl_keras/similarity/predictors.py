@@ -181,10 +181,9 @@ class SimilarityPredictor:
     >>> import keras
     >>> import nsl_keras
     >>> narrow = nsl_keras.predictors.SimilarityPredictor(width=8)
-    >>> first = nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=narrow)
-    >>> second = nsl_keras.layers.NeuralSimilarityConv2D(16, 3, 2, predictor=narrow)
-    >>> tuple(second(first(keras.ops.ones((2, 9, 9, 4)))).shape)
-    (2, 3, 3, 16)
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(16, 3, predictor=narrow)
+    >>> tuple(layer(keras.ops.ones((2, 9, 9, 4))).shape)
+    (2, 7, 7, 16)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1 and Appendix A.

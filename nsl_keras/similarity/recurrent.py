@@ -59,7 +59,6 @@ class SimilarityCell(WithSimilarity):
         nesting.pass_on_frozen(self)
 
     def forms_and_kernels(self) -> list[tuple[Any, keras.Variable]]:
-        """Returns each kernel with its `M`."""
         return [(self.input_form, self.kernel), (self.state_form, self.recurrent_kernel)]
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:

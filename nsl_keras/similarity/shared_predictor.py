@@ -53,13 +53,10 @@ class SharedSimilarityPredictor(keras.layers.Layer):
     >>> import keras
     >>> import nsl_keras
     >>> shared = nsl_keras.predictors.SharedSimilarityPredictor()
-    >>> model = keras.Sequential([
-    ...     keras.Input((16, 16, 3)),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=shared),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(16, 3, strides=2, predictor=shared),
-    ... ])
-    >>> model.layers[0].predictor is model.layers[1].predictor
-    True
+    >>> first = nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=shared)
+    >>> second = nsl_keras.layers.NeuralSimilarityConv2D(16, 3, 2, predictor=shared)
+    >>> tuple(second(first(keras.ops.ones((2, 9, 9, 4)))).shape)
+    (2, 3, 3, 16)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.2 and Figure

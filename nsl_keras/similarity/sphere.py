@@ -197,9 +197,6 @@ class SphereDense(Sphere, keras.layers.Dense):
     >>> layer = nsl_keras.layers.SphereDense(10, response="sigmoid")
     >>> tuple(layer(keras.random.normal((4, 32), seed=0)).shape)
     (4, 10)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1.
     """
 
     rank, groups = 0, 1  # There is nothing to slide over.
