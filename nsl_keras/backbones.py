@@ -3,7 +3,7 @@
 `convolution=` takes a callable with the arguments of `keras.layers.Conv2D` that returns a
 layer: a class, a `functools.partial`, or a function that decides by kernel size or name. It
 makes the convolutions to which the papers add a similarity; all others are Keras layers.
-`batch_normalization=` does the same for `keras.layers.BatchNormalization`.
+`batch_normalization=` takes such a callable for batch norms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from nsl_keras.similarity.predictors import small_normal
 
 __all__ = ["cnn4", "cnn9", "convnet4"]
 
-#: Called with the arguments of a Keras layer; returns a layer.
 Factory = Callable[..., keras.layers.Layer]
 
 #: The batch norm of the networks of Meta-Neighborhoods.
@@ -41,9 +40,10 @@ def convnet4(
 ) -> keras.Model:
     """Returns the 4-layer ConvNet of Meta-Neighborhoods as a feature extractor.
 
-    The network consists of four 3x3 convolutions with batch norm. ReLU and 3x3 max pooling
-    of stride 2 ("valid") follow the first two, ReLU follows the third, and global average
-    pooling without a ReLU follows the last. It has 520,056 trainable parameters by default.
+    Four 3x3 convolutions with batch norm make features of shape `(batch, filters[-1])`.
+    ReLU and 3x3 max pooling of stride 2 ("valid") follow the first two, ReLU follows the
+    third, and global average pooling without a ReLU follows the last. The network has
+    520,056 trainable parameters by default.
 
     Args:
         input_shape: tuple of 3, height, width and channels (in the order of
@@ -55,9 +55,6 @@ def convnet4(
             `keras.layers.BatchNormalization` and returns a layer. The default is
             `nsl_keras.layers.BatchNormalization` with momentum 0.9.
         name: str, the model's name.
-
-    Returns:
-        A `keras.Model` from images to features of shape `(batch, filters[-1])`.
 
     Raises:
         ValueError: If the images are too small or `filters` is invalid.
@@ -100,11 +97,9 @@ def cnn9(
 
     The network consists of a plain 3x3 convolution, three stages of three 3x3 convolutions
     (32, 64 and 128 filters), each followed by 2x2 max pooling, and a "valid" convolution
-    over the remaining map as classifier. Batch norm and ReLU follow all convolutions except
-    the classifier.
-
-    For 10 classes it has 511,200 trainable parameters, 81 more with static DNS and 729 more
-    with static UNS.
+    over the remaining map, whose outputs are the logits. Batch norm and ReLU follow all
+    convolutions except the last. For 10 classes it has 511,200 trainable parameters, 81
+    more with a static diagonal similarity and 729 more with an unconstrained one.
 
     Args:
         Same as `convnet4`, plus:
@@ -112,25 +107,16 @@ def cnn9(
         classes: int, or `None` for features, the flattened maps of the last stage.
         convolution: Makes the nine convolutions of the stages.
         filters: int or 3 ints, the filters of the stages.
-        batch_normalization: See `convnet4`; the default momentum is 0.99 (the authors use
-            0.999).
-
-    Returns:
-        A `keras.Model` from images to logits of shape `(batch, classes)`, or to features.
-
-    Raises:
-        ValueError: If the images are too small or `filters` is invalid.
+        batch_normalization: As in `convnet4`, with a default momentum of 0.99 (the authors
+            use 0.999).
 
     Example:
 
-    >>> import functools
     >>> import nsl_keras
-    >>> dynamic = functools.partial(
-    ...     nsl_keras.layers.NeuralSimilarityConv2D,
-    ...     predictor=nsl_keras.predictors.SimilarityPredictor(start="published"))
-    >>> model = nsl_keras.backbones.cnn9(convolution=dynamic)
+    >>> static = nsl_keras.layers.NeuralSimilarityConv2D
+    >>> model = nsl_keras.backbones.cnn9(convolution=static)
     >>> sum(variable.numpy().size for variable in model.trainable_variables)
-    890946
+    511281
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.1; layout from the
@@ -162,9 +148,9 @@ def cnn4(
 ) -> keras.Model:
     """Returns the CNN-4 of the few-shot experiments, for Mini-ImageNet.
 
-    The network consists of four 3x3 convolutions of 32 filters, each with batch norm, ReLU
-    and 2x2 max pooling, and a dense classifier of the flattened maps. It has 32,773
-    trainable parameters for 84x84 pixels and 5 classes. The authors released no code.
+    Batch norm, ReLU and 2x2 max pooling follow each of four 3x3 convolutions, and a dense
+    layer computes logits from the flattened maps. The network has 32,773 trainable
+    parameters for 84x84 pixels and 5 classes. The authors released no code.
 
     Args:
         Same as `cnn9`, plus:
@@ -197,7 +183,7 @@ def cnn4(
 
 
 def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """Returns the sizes of images from a shape without batch axis."""
+    """Returns height and width from a shape without batch axis."""
     channels_first = keras.config.image_data_format() == "channels_first"
     return tuple(shape[1:] if channels_first else shape[:-1])
 
@@ -214,7 +200,7 @@ def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
 class Units:
     """Makes a network's layers with their common options.
 
-    `make_initializer` makes an initializer for each kernel: a shared initializer would give
+    `make_initializer` makes one initializer per kernel, because a shared one would give
     kernels of the same shape the same values.
     """
 
@@ -244,7 +230,6 @@ class Units:
         return layer(inputs)
 
     def normalize(self, inputs: Tensor, name: str) -> Tensor:
-        """Returns batch-normalized inputs."""
         axis = 1 if keras.config.image_data_format() == "channels_first" else -1
         return self.normalization(axis=axis, name=f"{name}_normalization")(inputs)
 

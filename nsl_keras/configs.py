@@ -24,7 +24,7 @@ def named(
 
 
 def from_arguments(kind: Any, config: dict[str, Any], custom_objects: Any = None) -> Any:
-    """Makes an object from its config, whose arguments may be serialized objects."""
+    """Makes an object from its config, in which arguments may be serialized objects."""
     deserialize = keras.saving.deserialize_keras_object
     arguments = {name: deserialize(each, custom_objects) for name, each in config.items()}
     return kind(**arguments)

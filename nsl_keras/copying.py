@@ -19,9 +19,8 @@ from nsl_keras.backend.built_layers import keep_path
 def copied(model: Any) -> Any:
     """Returns a copy of a built model or layer, not compiled, as from its `.keras` file.
 
-    Functions and classes need not be registered. The copy keeps each `trainable` flag, also
-    of layers inside other layers. Similarities inside layers whose configs do not contain
-    them are set aside meanwhile: the file would lose them.
+    Functions and classes need not be registered. The copy keeps every `trainable` flag, and
+    similarities inside layers whose configs do not contain them, which the file would lose.
     """
     validation.built(model, "copy")
     inside = [part for part in _parts(model) if getattr(part, "is_inside", False)]
@@ -59,8 +58,8 @@ def copied(model: Any) -> Any:
 def paired_variables(model: Any, copy: Any) -> list[tuple[Any, Any]]:
     """Pairs the variables of a model with those of its copy.
 
-    Inside a layer names decide: quantization adds variables after those of the layer, but
-    a layer that is loaded has them first.
+    Inside a layer names decide, because quantization adds variables after the layer's own
+    ones, but loading puts them first.
     """
     partners: dict[int, Any] = {}
     for part, new in reversed(_paired_parts(model, copy)):  # From the inside.
@@ -88,13 +87,13 @@ def _parts(model: Any) -> list[Any]:
 def registered(model: Any) -> Iterator[dict[str, Any]]:
     """Yields classes and functions of a model that Keras would not find, by name.
 
-    In the context functions have names of their own, because Keras would copy the code of a
-    lambda, and find functions by names that several may have.
+    In the context every function has a unique name, because Keras finds functions by name
+    and would copy the code of a lambda.
     """
     parts = _parts(model)
     held = [each for part in parts for value in vars(part).values() for each in _in(value)]
     kinds = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
-    # Of a class of its own Keras may have an operation of the same name.
+    # Keras's own classes are left out: an operation may have the same name.
     known: dict[str, Any] = {
         keras.saving.get_registered_name(kind): kind
         for kind in kinds
@@ -110,7 +109,7 @@ def registered(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _in(value: Any) -> list[Any]:
-    """Returns a layer's attribute and, of an object that is no layer, its attributes."""
+    """Returns a layer's attribute and, for an object that is no layer, its attributes."""
     is_object = hasattr(value, "get_config") and not isinstance(value, keras.layers.Layer)
     return [value, *(vars(value).values() if is_object else ())]
 

@@ -1,7 +1,6 @@
 """Functional and Sequential models as graphs: their layers, their end, and replays.
 
-The end of a model is found by types alone: what a function computes cannot be told from
-samples of it.
+Types alone tell the end of a model, because samples do not tell what a function computes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ PASSING = (
 
 @functools.cache
 def _own_calls() -> tuple[Any, Any]:
-    """Returns Keras's `call` of Sequential and of functional models."""
     inputs = keras.Input((1,), name="inputs")  # No automatic name: users count on theirs.
     functional = keras.Model(inputs, inputs, name="functional")
     return keras.Sequential.call, type(functional).call
@@ -76,8 +74,8 @@ def symbols_of(model: Any) -> tuple[Any, Any]:
 def output_spec(model: Layer, inputs: Any) -> Any:
     """Returns a model's symbolic outputs.
 
-    Functional models already know their outputs. They accept inputs that omit a trailing
-    axis of size 1, but a symbolic call with such inputs fails.
+    Functional models know them already, and accept inputs that omit a trailing axis of size
+    1, but a symbolic call with such inputs fails.
     """
     outputs = getattr(model, "outputs", None)
     if outputs and len(outputs) == 1 and None not in outputs[0].shape[1:]:
@@ -89,8 +87,8 @@ def output_spec(model: Layer, inputs: Any) -> Any:
 def layers(model: keras.Model, is_open: Callable[[Any], bool] = is_graph) -> list[Layer]:
     """Returns the layers of a graph and of the graphs inside it, each once.
 
-    Of `keras.layers.TimeDistributed` it returns the layer inside. `is_open` decides whether
-    a layer counts as a graph.
+    `keras.layers.TimeDistributed` is replaced by the layer inside it. `is_open` decides
+    whether a layer counts as a graph.
     """
     found: dict[int, Layer] = {}
     for each in model.layers if is_open(model) else ():
@@ -105,7 +103,7 @@ def layers(model: keras.Model, is_open: Callable[[Any], bool] = is_graph) -> lis
 def saves_layers(layer: Any) -> bool:
     """Whether a layer is a graph whose config contains the configs of its layers.
 
-    Subclasses with a constructor of their own save its arguments instead.
+    Subclasses with their own constructor save its arguments instead.
     """
     if not is_graph(layer):
         return False
@@ -115,10 +113,9 @@ def saves_layers(layer: Any) -> bool:
 
 
 def replayed(model: keras.Model, replacements: dict[int, Layer]) -> keras.Model:
-    """Returns a model on the same inputs and layers, with some layers replaced.
+    """Returns a model on the same inputs; `replacements` maps ids of layers to new layers.
 
-    `replacements` are the new layers by the ids of the old ones. Do this to a copy: the
-    layers get calls that belong to no other model.
+    Do this to a copy, because the layers get calls that belong to no other model.
     """
 
     @functools.cache
@@ -139,14 +136,14 @@ def replayed(model: keras.Model, replacements: dict[int, Layer]) -> keras.Model:
 def ending(model: keras.Model) -> tuple[Any, list[Any]]:
     """Returns the last layer with weights on the path to the only output, and later ones.
 
-    The first is `None` if there are several outputs, or an operation after it joins several
-    tensors. Later layers come from the output back.
+    The first is `None` if the model has several outputs, or a later operation joins several
+    tensors. Later layers are listed from the output back.
     """
     after: list[Any] = []
     if len(model.outputs) != 1:
         return None, after
-    # Operations are ordered by their distance to the output. So the operation before one
-    # with a single input is the one that makes this input.
+    # Operations are ordered by their distance to the output, so the one before an operation
+    # with a single input makes this input.
     for operation in reversed(getattr(model, "operations", model.layers)):
         if is_graph(operation) and operation.weights:
             last, inside = ending(operation)
@@ -160,7 +157,7 @@ def ending(model: keras.Model) -> tuple[Any, list[Any]]:
 
 
 def activation_of(layer: Any) -> Any:
-    """Returns a layer's activation as a function; that of a layer without one is linear."""
+    """Returns a layer's activation as a function, linear by default."""
     if type(layer) is keras.layers.Softmax:
         return keras.activations.softmax if layer.axis == -1 else None
     return getattr(layer, "activation", None) or keras.activations.linear
@@ -169,7 +166,7 @@ def activation_of(layer: Any) -> Any:
 def require_linear(model: Layer, argument: str) -> None:
     """Raises unless a model has one output, linear in what its last weights compute.
 
-    A subclassed model passes, because it does not show its layers.
+    Subclassed models pass, because they do not show their layers.
     """
     ends = [model]
     if is_graph(model):

@@ -12,16 +12,15 @@ Layer: TypeAlias = keras.layers.Layer
 
 
 def sublayers(layer: Layer) -> Iterator[Layer]:
-    """Yields the layers in a layer's attributes, at any depth, each once.
+    """Yields the layers in a layer's attributes, at any depth, each once, outer ones first.
 
-    A layer comes before the layers inside it. The order does not depend on when attributes
-    were set.
+    The order does not depend on when attributes were set.
     """
     return (each for each in values_in(layer) if isinstance(each, keras.layers.Layer))
 
 
 def values_in(layer: Layer) -> Iterator[Any]:
-    """Yields what a layer's attributes hold, at any depth: `sublayers`, and all else."""
+    """Yields what a layer's attributes contain, at any depth: `sublayers` and all else."""
     seen = {id(layer)}
     waiting: list[Any] = [vars(layer)]
     while waiting:
@@ -40,9 +39,9 @@ def values_in(layer: Layer) -> Iterator[Any]:
 
 
 class KeepsFrozen(keras.layers.Layer):
-    """Private mixin of layers that make sublayers: saves which sublayers are frozen.
+    """Private mixin of layers that make sublayers: saves which of them are frozen.
 
-    Keras saves flags in configs, but these sublayers are in no config.
+    Keras saves flags in configs, and these sublayers are in no config.
     """
 
     def get_build_config(self) -> Any:
@@ -59,17 +58,14 @@ class KeepsFrozen(keras.layers.Layer):
 
 
 def set_flags(flags: Iterable[tuple[Any, bool]]) -> None:
-    """Sets `trainable` of layers and variables; a layer comes before what it holds."""
+    """Sets `trainable` of layers and variables; a layer comes before what it contains."""
     for part, trainable in flags:
         if part.trainable != trainable:
             part.trainable = trainable
 
 
 def unfreeze_holders(model: Layer, held: Iterable[Layer]) -> None:
-    """Unfreezes what holds some layers, and nothing else.
-
-    A frozen model would freeze all that it holds when it is loaded.
-    """
+    """Unfreezes only what contains some layers, and would freeze them when loaded."""
     found = {*held}
     parts = [model, *sublayers(model)]
     holders = [each for each in parts if not found.isdisjoint(sublayers(each))]
@@ -90,19 +86,18 @@ def pass_on_frozen(layer: Layer) -> None:
 def unfreeze(model: Layer) -> None:
     """Makes all layers of a model trainable, at any depth.
 
-    Layers with a similarity train their kernel too; a kernel with LoRA stays frozen.
-    Setting `trainable` of a model does not reach layers inside it if the flag of the model
-    stands already. Compile the model again afterwards.
+    Kernels under a similarity become trainable too; kernels with LoRA stay frozen. Setting
+    `trainable` of a model to its present value, in contrast, changes no layer inside.
+    Compile the model again afterwards.
 
     Args:
         model: A model or a layer, of any class.
 
     Example:
 
-    >>> import keras
     >>> import nsl_keras
     >>> network = nsl_keras.backbones.convnet4((8, 8, 1))
-    >>> model = keras.Sequential([nsl_keras.convert.add_similarity(network)])
+    >>> model = nsl_keras.convert.add_similarity(network)
     >>> nsl_keras.convert.unfreeze(model)
     >>> len(model.trainable_variables) > 4
     True
@@ -123,13 +118,10 @@ def unfreeze(model: Layer) -> None:
 
 @contextlib.contextmanager
 def unfrozen(layer: Layer) -> Iterator[None]:
-    """Makes a whole layer trainable inside the context, and restores each flag after it.
-
-    In the context `trainable_variables` are all weights except moving statistics.
-    """
+    """Makes all weights except moving statistics trainable; restores all flags after."""
     parts = [layer, *sublayers(layer)]
     flags = [(each, each.trainable) for each in (*parts, *layer.variables)]
-    # Off first: setting a flag to its present value does not reach the variables.
+    # First off, because setting a flag to its present value does not reach the variables.
     for value in (False, True):
         for each in parts:
             # Keras's own setter: a layer's own one may keep some variables frozen.
@@ -150,10 +142,7 @@ def forget_functions(model: Any) -> None:
 
 
 def has_plain_kernel(layer: Layer) -> bool:
-    """Whether a layer's kernel, if it has one, is a variable of floating-point numbers.
-
-    LoRA and its relatives compute the kernel, and quantization stores integers.
-    """
+    """Whether a layer's kernel, if any, is a float variable: not of LoRA, not quantized."""
     kernel = getattr(layer, "kernel", None)
     return kernel is None or (
         isinstance(kernel, keras.Variable) and keras.backend.is_float_dtype(kernel.dtype)

@@ -17,15 +17,12 @@ class TowardsIdentity(keras.regularizers.Regularizer):
 
         l1 * sum |M - I| + l2 * sum (M - I)^2
 
-    It pulls the layer toward the plain layer; `"l2"` would pull it toward zero.
-
     Args:
-        l1: float, at least 0; it makes `M - I` sparse.
+        l1: float, at least 0; makes `M - I` sparse.
         l2: float, at least 0.
 
     Raises:
-        ValueError: If `l1` or `l2` is negative or not finite, or if the regularizer is
-            applied to anything but square matrices.
+        ValueError: If `l1` or `l2` is negative or not finite, or `M` is not square.
 
     Example:
 
@@ -34,8 +31,7 @@ class TowardsIdentity(keras.regularizers.Regularizer):
     >>> regularizer = nsl_keras.regularizers.TowardsIdentity(l2=0.5)
     >>> float(regularizer(keras.ops.eye(3))), float(regularizer(keras.ops.zeros((3, 3))))
     (0.0, 1.5)
-    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(
-    ...     4, 3, similarity=nsl_keras.similarities.Unconstrained(regularizer=regularizer))
+    >>> similarity = nsl_keras.similarities.Unconstrained(regularizer=regularizer)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.4. The authors'

@@ -2,7 +2,7 @@
 
 A similarity turns its parameters, learned or predicted, into the `T x T` block `M` that
 all channels and filters share by default. `M[t, u]` couples the kernel's tap (position) `t`
-with the input under tap `u`; with the identity a layer equals the plain layer.
+with the input under tap `u`; if `M` is the identity, a layer equals the plain layer.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from nsl_keras.configs import from_arguments, named
 class Similarity(abc.ABC):
     """Base class of similarities: the structure of `M`, its start and its penalties.
 
-    A similarity has no weights. You can pass it to many layers, and each makes its own `M`.
+    A similarity has no weights: each layer that you pass it to makes its own `M`.
 
     Args:
         initializer: Initializer of a static `M`, called with its shape `(T, T)`. Each
             structure takes its parameters from that matrix.
-        regularizer: Regularizer of the matrix `M` itself, toward zero or, with
+        regularizer: Regularizer of the matrix `M`, toward zero or, with
             `nsl_keras.regularizers.TowardsIdentity`, toward the identity. For a predicted
             `M` the penalty is the mean over all predictions, so the regularizer must return
-            the sum over the matrices `(n, T, T)`, as these do.
+            the sum over the matrices `(n, T, T)`, as `"l2"` and `TowardsIdentity` do.
         constraint: Constraint on the parameters of a static `M`.
         shared_by: What shares one `M`: the `"layer"`, as in the paper; each `"filter"`; or
-            an int, the number of consecutive input channels that share one `M`. All
-            matrices start equal. Only for static layers.
+            an int, the number of consecutive input channels. All matrices start equal. Only
+            for static layers.
         learn_shape: bool, whether to learn which taps the kernel keeps: `D M` takes the
             place of `M`, with a Boolean diagonal `D`, the layer's `learned_shape`. Not for
             recurrent layers.
@@ -48,12 +48,12 @@ class Similarity(abc.ABC):
     * `matrix(parameters, size)` returns `M` of shape `(..., size, size)` from parameters
       with any axes in front.
 
-    Override `equivalent_kernel`, `apply_to_windows` and `apply_to_rows`, which follow from
-    `matrix`, if there is a faster way. To save models, register the class with
-    `keras.saving.register_keras_serializable`; a class with arguments of its own adds them
-    in `get_config`, as Keras's layers do. `static_only` marks structures that cannot be
-    predicted. `shared_by_channels` is false if `M` is not one block for all channels. Then
-    `size` counts the taps of every channel, and the similarity must be static.
+    If there is a faster way, override `equivalent_kernel`, `apply_to_windows` and
+    `apply_to_rows`, which follow from `matrix`. To save models, register the class with
+    `keras.saving.register_keras_serializable` and add its own arguments in `get_config`.
+    Set `static_only` if the structure cannot be predicted. If `shared_by_channels` is
+    false, `M` is not one block for all channels: `size` counts the taps of every channel,
+    and the similarity must be static.
 
     Example:
 
@@ -108,8 +108,8 @@ class Similarity(abc.ABC):
     def equivalent_kernel(self, parameters: Tensor, kernel: Tensor) -> Tensor:
         """Returns `W^[u,c,o] = sum_t W[t,c,o] M[t,u]` for a kernel `(..., taps, c, o)`.
 
-        The parameters of several `M` have the same axes in front. Unless the channels share
-        `M`, the taps of all channels stand on the axis of the taps.
+        Parameters of several `M` have the same axes in front. Unless the channels share
+        `M`, the taps of all channels are on the axis of the taps.
         """
         matrix = self.matrix(parameters, kernel.shape[-3])
         # NSL Eq. (2): fold, W^T (M x) = (M^T W)^T x
@@ -133,15 +133,14 @@ class Similarity(abc.ABC):
         return ops.matmul(rows, ops.swapaxes(matrix, -1, -2))
 
     def start(self, size: int, dtype: str) -> np.ndarray:
-        """Returns the parameters of the initial `M`."""
-        # In half precision an eigenvalue may round below zero.
+        # In half precision an eigenvalue might round below zero.
         wide = wide_dtype(dtype)
         with outside_traces():  # Some similarities look at the values.
             matrix = ops.convert_to_numpy(self.initializer((size, size), dtype=wide))
             return np.asarray(ops.convert_to_numpy(self.parameters_from(matrix)))
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments; a subclass adds its own ones."""
+        """Returns the constructor's arguments; a subclass adds its own."""
         return {
             "initializer": keras.initializers.serialize(self.initializer),
             "regularizer": keras.regularizers.serialize(self.regularizer),
@@ -158,19 +157,18 @@ class Similarity(abc.ABC):
 class Diagonal(Similarity):
     """Diagonal neural similarity (DNS): `M = diag(m)`, one weight per tap.
 
-    It is a mask on the kernel's `T` taps. Dynamic layers use `M(x) = I + diag(P(x))` with
-    the predictor's output `P(x)`.
+    It masks the kernel's `T` taps. Dynamic layers use `M(x) = I + diag(P(x))` with the
+    predictor's output `P(x)`.
 
     Args:
         **kwargs: Arguments of `Similarity`.
 
     Example:
 
-    >>> import keras
+    >>> import numpy as np
     >>> import nsl_keras
-    >>> similarity = nsl_keras.similarities.Diagonal()
-    >>> tuple(similarity.matrix(keras.ops.ones((9,)), 9).shape)
-    (9, 9)
+    >>> nsl_keras.similarities.Diagonal().parameters_from(np.eye(9)).shape
+    (9,)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.1. Its `M` starts
@@ -216,7 +214,7 @@ class Unconstrained(Similarity):
     Example:
 
     >>> import nsl_keras
-    >>> similarity = nsl_keras.similarities.Unconstrained()
+    >>> similarity = nsl_keras.similarities.Unconstrained(regularizer="l1", shared_by=3)
     >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=similarity)
 
     Reference:
@@ -286,8 +284,7 @@ class PositiveSemidefinite(Similarity):
 
     >>> import numpy as np
     >>> import nsl_keras
-    >>> similarity = nsl_keras.similarities.PositiveSemidefinite()
-    >>> similarity.parameters_from(np.eye(9)).shape
+    >>> nsl_keras.similarities.PositiveSemidefinite().parameters_from(np.eye(9)).shape
     (45,)
 
     Reference:
@@ -320,9 +317,9 @@ class Orthogonal(Similarity):
         M = (I + A) (I - A)^-1,    A^T = -A
 
     The parameters are the `T (T - 1) / 2` entries of the skew-symmetric `A` below its
-    diagonal, row by row. `M` rotates the input, so filters keep their norms and, among
-    filters of one `M`, their angles. A Cayley transform reaches every rotation without the
-    eigenvalue -1. Dynamic layers predict `A`.
+    diagonal, row by row. `M` rotates the input, so filters keep their norms and, if they
+    share `M`, their angles. The transform reaches every rotation without the eigenvalue -1.
+    Dynamic layers predict `A`.
 
     Args:
         **kwargs: Arguments of `Similarity`.
@@ -332,17 +329,14 @@ class Orthogonal(Similarity):
 
     Example:
 
-    >>> import keras
+    >>> import numpy as np
     >>> import nsl_keras
-    >>> layer = nsl_keras.layers.NeuralSimilarityDense(
-    ...     4, similarity="orthogonal", block_size=8)
-    >>> layer.build((None, 32))
-    >>> tuple(layer.bilinear_form.similarity_parameters.shape)
+    >>> nsl_keras.similarities.Orthogonal().parameters_from(np.eye(8)).shape
     (28,)
 
     Reference:
         Orthogonal Finetuning (Qiu et al., NeurIPS 2023), Sections 3.2 and 3.3, is the
-        static layer with blocks of features, and a frozen kernel.
+        static layer with blocks of features and a frozen kernel.
     """
 
     def parameters_from(self, matrix: np.ndarray) -> Any:
@@ -368,11 +362,11 @@ class Orthogonal(Similarity):
 class Sparse(Similarity):
     """Sparse neural similarity: only `nonzeros` entries of `M` are nonzero.
 
-    The entries of largest magnitude are kept; among equal entries, those whose row and
-    column are nearest to the middle, in the order of the taps. The gradient with respect to
-    `M` updates all `T^2` parameters (straight-through), so an entry can come back.
-    `nonzeros=1` computes one spatial shift shared by all channels, and a 1x1 convolution.
-    Only for static layers.
+    `M` keeps the entries of largest magnitude and, among equal entries, those whose row and
+    column are nearest to the middle, in the order of the taps. Its gradient updates all
+    `T^2` parameters (straight-through), so an entry can come back. `nonzeros=1` computes
+    one spatial shift shared by all channels, then a 1x1 convolution. Only for static
+    layers.
 
     Args:
         nonzeros: int from 1 to `T^2`, or `None` for the number of taps. With fewer nonzeros
@@ -429,9 +423,9 @@ class Sparse(Similarity):
 class Full(Unconstrained):
     """Full neural similarity: one `(c T) x (c T)` matrix `M`, not shared by the channels.
 
-    Rows and columns run over the taps of the first channel, then of the second, and so
-    on; `c` is the number of channels that a filter reads (one group). `M` has
-    `(c T)^2` parameters, more than the kernel itself. Only for static convolutions.
+    `M` has `(c T)^2` parameters for the `c` channels that a filter reads (one group). Rows
+    and columns run over the taps of the first channel, then of the second, and so on. Only
+    for static convolutions.
 
     Args:
         **kwargs: Arguments of `Similarity`.
@@ -470,7 +464,7 @@ def get(identifier: str | dict[str, Any] | Similarity) -> Similarity:
     Args:
         identifier: `"diagonal"`, `"unconstrained"`, `"symmetric"`,
             `"positive_semidefinite"`, `"orthogonal"`, `"sparse"`, `"full"`, a dictionary
-            from `keras.saving.serialize_keras_object`, or a `Similarity`. Anything else
+            from `keras.saving.serialize_keras_object`, or a `Similarity`; anything else
             raises a ValueError.
 
     Example:

@@ -1,7 +1,7 @@
 """Turns a built layer into its kin, in place: a Keras layer into one of ours, and back.
 
 The layer stays the same object with the same variables, so graphs, nested models, names and
-paths stay as they are. Conversions turn layers of a copy, or of the model itself.
+paths do not change. Conversions turn layers of a copy, or of the model itself.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nsl_keras.copying import copied
 
 @contextlib.contextmanager
 def turned_into(layer: Any, kind: type[keras.layers.Layer]) -> Iterator[Any]:
-    """Makes a built layer one of a derived class, which gets its own parts in the context.
+    """Turns a built layer into a derived class and yields the input shape it was built for.
 
-    Yields the input shape that the layer was built for. `kind.call` has the signature of
-    the layer's `call`, which Keras has read already.
+    In the context add the parts of the class. `kind.call` must have the signature of the
+    layer's `call`, which Keras has read already.
     """
     layer.__class__ = kind
     with unlocked(layer):
@@ -38,7 +38,7 @@ class Foldable(keras.layers.Layer):
     own_attributes: ClassVar[tuple[str, ...]] = ()
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
-        """Returns variables whose values differ in the plain layer, and these values."""
+        """Returns variables that differ in the plain layer, with their values there."""
         return []
 
     def fold(self) -> keras.layers.Layer:
@@ -58,16 +58,13 @@ class Foldable(keras.layers.Layer):
         return copy
 
     def leave_kin(self) -> None:
-        """Makes the layer a plain one, also if an error left it half turned.
-
-        Its variables keep their values.
-        """
+        """Makes the layer plain, with its values, also if an error left it half turned."""
         for name in vars(self).keys() & {*self.own_attributes}:
             remove_attribute(self, name)
         self.__class__ = self.plain
 
     def turn_back(self) -> None:
-        """Turns the layer into the plain layer that computes the same, in place."""
+        """Turns the layer, in place, into the plain layer that computes the same."""
         values = self.folded_variables()
         self.leave_kin()
         for variable, value in values:

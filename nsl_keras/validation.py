@@ -1,7 +1,7 @@
 """Checks of arguments and of data, with errors in Keras's form.
 
-Each check raises a `ValueError` that names the argument, the allowed values and the
-received value. Checks of arguments return the standardized value.
+Each check raises a `ValueError` with the argument, the allowed and the received values.
+Checks of arguments return the standardized value.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def known_axis(input_shape: Sequence[Any], axis: int, name: str) -> Any:
-    """Returns the size of an axis that `build` must know."""
+    """Returns the size of an axis, which `build` must know."""
     size, demand = input_shape[axis], f"known at the {name}"
     require(size is not None, "input_shape", demand, tuple(input_shape))
     return size
@@ -106,7 +106,7 @@ def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
 
 
 def finite(array: Any, name: str) -> None:
-    """Raises if a floating-point array holds NaN or an infinity."""
+    """Raises if a floating-point array contains NaN or an infinity."""
     values = _as_numpy(array)
     if values.dtype.kind == "f":
         _require_all(np.isfinite(values), name, "be finite", values)
@@ -144,7 +144,7 @@ def probabilities(array: Any, name: str) -> None:
 
 
 def targets(array: Any, num_outputs: int) -> None:
-    """Raises unless an array holds finite targets of a regression."""
+    """Raises unless an array contains finite targets of a regression."""
     shape = _finite_numbers(array, "y").shape
     fits = shape[1:] == (num_outputs,) or (len(shape) == num_outputs == 1)
     allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")

@@ -1,8 +1,6 @@
 """Convolutions with a neural similarity: `W^T M x` in place of `W^T x`.
 
-A static `M` is a weight and folds into the kernel. A dynamic `M` is predicted from the
-input, one matrix per output position, block of positions or example. At position `p`, tap
-`u` (a position of the kernel) of a strided, dilated convolution reads the input at
+At output position `p`, tap `u` (a position of the kernel) reads the input at
 `p * stride + u * dilation - padding`, with the padding as TensorFlow's "same" splits it.
 """
 
@@ -30,47 +28,46 @@ class ConvolutionSimilarity(NeuralSimilarity):
 class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
-    With default initializers the static layer equals `keras.layers.Conv2D`: `M` starts
-    at the identity. For a kernel of `T` positions (taps) `t, u` (row-major), channels `c`,
-    filters `o`, at output position `p`,
+    For a kernel of `T` positions, the taps `t, u` (row-major), channels `c` and filters
+    `o`, the layer computes at output position `p`
 
         y[p, o] = sum_c sum_t sum_u W[t, c, o] M[t, u] x[p, u, c] + b[o]
 
-    *Static* (`predictor=None`): `M` is a weight. The layer convolves once with
+    *Static* (`predictor=None`): `M` is a weight that starts at the identity, so with
+    default initializers the layer equals `keras.layers.Conv2D`. It convolves once with
     `equivalent_kernel`, and `fold()` returns the plain `Conv2D` that computes the same.
 
-    *Dynamic* (with a predictor): at `p`, a small network that sees the input around `p`
-    predicts how the parameters of `M(x)` differ from the identity's; if `M` is not
-    diagonal, each block of 2x2 positions shares one prediction. The layer cannot be folded,
-    and costs more than a convolution.
+    *Dynamic*: a small network, the predictor, sees the input around `p` and predicts how
+    the parameters of `M(x)` differ from the identity's. By default each block of 2x2
+    positions shares one prediction unless `M` is diagonal. The layer cannot be folded and
+    costs more than a convolution.
 
     Args:
         Same as `keras.layers.Conv2D`, plus:
         similarity: `"diagonal"` (DNS, `T` parameters), `"unconstrained"` (UNS, `T^2`),
             `"symmetric"`, `"positive_semidefinite"`, `"orthogonal"`, `"sparse"`, `"full"`,
-            or a `nsl_keras.similarities.Similarity`, which has more options.
+            or a `nsl_keras.similarities.Similarity`, which takes more options.
         predictor: `None` for static; `"sphere"`, `"full_sphere"` or `"cnn"`; a
             `nsl_keras.predictors.SimilarityPredictor` or `SharedSimilarityPredictor`; or a
             layer that maps the input to the parameters of `M`, at every output position or
             one set per example. Requires `groups=1`.
         kernel_trainable: bool, whether to train kernel and bias as well as the similarity.
             Toggling `trainable` does not change it.
-        block_size: int or `None`. In a static layer with a kernel size of 1 it makes `M`
-            act on the channels, in blocks, as in `NeuralSimilarityDense`. It must divide
-            the channels that a filter reads.
+        block_size: int or `None`. With a kernel size of 1, a static `M` acts on blocks of
+            this many channels, as in `NeuralSimilarityDense`. It must divide the channels
+            that a filter reads.
 
     Input shape:
         `(batch, height, width, channels)` with `data_format="channels_last"`,
         `(batch, channels, height, width)` with `"channels_first"`.
 
     Output shape:
-        `(batch, new_height, new_width, filters)` or
-        `(batch, filters, new_height, new_width)`.
+        That of `keras.layers.Conv2D`.
 
     Raises:
         ValueError: For anything that `keras.layers.Conv2D` refuses; for arguments outside
             these ranges; for a predictor with a similarity for static layers or a wrong
-            number of outputs; for a `shared_by` that does not divide the channels, and for
+            number of outputs; for a `shared_by` that does not divide the channels; and for
             quantized policies.
 
     Example:
@@ -79,23 +76,16 @@ class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
     >>> import nsl_keras
     >>> images = keras.random.normal((2, 8, 8, 3), seed=0)
     >>> static = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, padding="same")
-    >>> tuple(static(images).shape)
-    (2, 8, 8, 4)
-    >>> plain = static.fold()
-    >>> difference = keras.ops.max(keras.ops.abs(plain(images) - static(images)))
-    >>> type(plain).__name__, bool(difference < 1e-6)
-    ('Conv2D', True)
-    >>> small = nsl_keras.similarities.Unconstrained(regularizer="l1", shared_by=3)
-    >>> regularized = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, similarity=small)
+    >>> tuple(static(images).shape), type(static.fold()).__name__
+    ((2, 8, 8, 4), 'Conv2D')
     >>> dynamic = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, predictor="sphere")
     >>> tuple(dynamic(images).shape)
     (2, 6, 6, 4)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019): Section 3.1, Eqs. (1) and
-        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3). As in the authors' code,
-        but not in Appendix A, the dynamic similarity adds the identity, unless
-        `residual=False`.
+        (2); static, Section 3.2; dynamic, Section 3.3, Eq. (3). The dynamic similarity adds
+        the identity, as in the authors' code but not in Appendix A (`residual=False`).
     """
 
     plain = keras.layers.Conv2D
@@ -118,8 +108,6 @@ class NeuralSimilarityConv1D(ConvolutionSimilarity, keras.layers.Conv1D):
     >>> layer = nsl_keras.layers.NeuralSimilarityConv1D(4, 3, padding="causal")
     >>> tuple(layer(keras.ops.ones((2, 10, 3))).shape)
     (2, 10, 4)
-    >>> type(layer.fold()).__name__
-    'Conv1D'
     """
 
     plain = keras.layers.Conv1D
@@ -171,18 +159,14 @@ class DepthwiseForm(DynamicForm):
 class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
-    All channels share one `M`. For taps `t, u`, input channels `c` and the `m`-th filter of
-    a channel, at output position `p`,
+    The paper treats only full convolutions. For taps `t, u`, input channels `c` and the
+    `m`-th filter of a channel, this layer computes at output position `p`
 
         y[p, (c, m)] = sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[(c, m)]
 
     Args:
         **kwargs: Arguments of `keras.layers.DepthwiseConv2D` and `NeuralSimilarityConv2D`.
-            All channels share the similarity, so `"full"` is refused.
-
-    Raises:
-        ValueError: See `NeuralSimilarityConv2D`, and for a similarity that would mix the
-            channels.
+            All channels share `M`; `"full"`, which would mix them, raises a ValueError.
 
     Example:
 
@@ -191,12 +175,6 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     >>> layer = nsl_keras.layers.NeuralSimilarityDepthwiseConv2D(3, padding="same")
     >>> tuple(layer(keras.ops.ones((2, 8, 8, 4))).shape)
     (2, 8, 8, 4)
-    >>> type(layer.fold()).__name__
-    'DepthwiseConv2D'
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Eq. (2). The paper treats
-        only full convolutions.
     """
 
     plain = keras.layers.DepthwiseConv2D
@@ -209,18 +187,15 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
 class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableConv2D):
     """2D separable convolution whose depthwise part has a bilinear similarity.
 
-    A depthwise convolution with one `M`, as in `NeuralSimilarityDepthwiseConv2D`, then a
-    1x1 convolution, which has none. With the pointwise kernel `P`, at output position `p`,
+    The layer applies a `NeuralSimilarityDepthwiseConv2D`, then a 1x1 convolution with the
+    pointwise kernel `P`. At output position `p`,
 
         y[p, o] = sum_c sum_m P[(c, m), o] sum_t sum_u W[t, c, m] M[t, u] x[p, u, c] + b[o]
 
-    With default initializers the static layer equals `keras.layers.SeparableConv2D`, into
-    which it folds.
-
     Args:
         **kwargs: Arguments of `keras.layers.SeparableConv2D` and `NeuralSimilarityConv2D`.
-            `"full"` is refused. The kernels of a predictor have the
-            `depthwise_regularizer`, and `kernel_trainable` also freezes the pointwise
+            `"full"` raises a ValueError. A predictor's kernels have the
+            `depthwise_regularizer`, and `kernel_trainable=False` also freezes the pointwise
             kernel.
 
     Example:
@@ -230,11 +205,6 @@ class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableCo
     >>> layer = nsl_keras.layers.NeuralSimilaritySeparableConv2D(6, 3, padding="same")
     >>> tuple(layer(keras.ops.ones((2, 8, 8, 4))).shape)
     (2, 8, 8, 6)
-    >>> type(layer.fold()).__name__
-    'SeparableConv2D'
-
-    Reference:
-        See `NeuralSimilarityDepthwiseConv2D`.
     """
 
     plain = keras.layers.SeparableConv2D
@@ -245,7 +215,7 @@ class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableCo
 
     @property
     def kernel(self) -> keras.Variable:
-        """The depthwise kernel, which has the `M`."""
+        """The depthwise kernel, which `M` multiplies."""
         return self.depthwise_kernel
 
     def apply_kernel(self, inputs: Tensor) -> Tensor:

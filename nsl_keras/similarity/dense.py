@@ -24,7 +24,6 @@ class VectorForm(DynamicForm):
         training: bool | None = None,
         vectors_mask: Tensor | None = None,
     ) -> Tensor:
-        """Returns `W^T M(x) x`."""
         kernel = ops.cast(self.with_shape(kernel), vectors.dtype)
         return ops.matmul(self.multiply(vectors, mask=vectors_mask), kernel)
 
@@ -71,21 +70,21 @@ class FeatureSimilarity(NeuralSimilarity):
 class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
     """Dense layer with a learned or predicted bilinear similarity.
 
-    With default initializers the static layer equals `keras.layers.Dense`: `M` starts at
-    the identity. For an input `x` of `n` features,
+    For an input `x` of `n` features,
 
         y = W^T M x + b,    M = diag(M_s, ..., M_s)
 
-    with one block `M_s` of `block_size x block_size` that all `n / block_size` blocks of
-    features share: feature `i = block * block_size + t`. A static layer folds into a plain
-    `Dense` with the kernel `M^T W`; in a dynamic layer a small network that sees `x`
-    predicts how the parameters of `M(x)` differ from the identity's.
+    where all blocks of `block_size` consecutive features share one matrix `M_s`. A static
+    layer starts as `keras.layers.Dense`, because `M` starts at the identity, and folds into
+    one with the kernel `M^T W`. In a dynamic layer a small network that sees `x` predicts
+    how the parameters of `M(x)` differ from the identity's.
 
     Args:
         Same as `keras.layers.Dense` and `NeuralSimilarityConv2D`, plus:
         block_size: int that divides `n`, or `None` for one block of all features. The
-            features of a block take the place of taps, and the blocks that of channels. The
-            similarity `"full"` is refused.
+            features of a block take the place of taps, and the blocks that of channels,
+            which cannot be `"full"`. A static block has at most 1,024 features unless it is
+            diagonal.
 
     Call arguments:
         inputs: Tensor of rank 2 or more. The predictor's batch norms leave out vectors that
@@ -94,26 +93,21 @@ class NeuralSimilarityDense(FeatureSimilarity, keras.layers.Dense):
         training: bool, passed to the predictor for its batch norms.
 
     Raises:
-        ValueError: See `NeuralSimilarityConv2D`; if `block_size` does not divide the number
-            of features, at build.
+        ValueError: As in `NeuralSimilarityConv2D`, and at build for a `block_size` that
+            does not fit.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> features = keras.random.normal((2, 12), seed=0)
-    >>> static = nsl_keras.layers.NeuralSimilarityDense(
+    >>> layer = nsl_keras.layers.NeuralSimilarityDense(
     ...     4, similarity="unconstrained", block_size=3)
-    >>> tuple(static(features).shape), tuple(static.similarity_matrix.shape)
+    >>> tuple(layer(keras.ops.ones((2, 12))).shape), tuple(layer.similarity_matrix.shape)
     ((2, 4), (3, 3))
-    >>> dynamic = nsl_keras.layers.NeuralSimilarityDense(4, predictor="sphere")
-    >>> tuple(dynamic(features).shape)
-    (2, 4)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 1 ("NSL can easily
-        be applied to fully connected networks and recurrent networks") and Section 3.1,
-        Eqs. (1) and (2), with features in place of taps; kernel shape, Section 3.5.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Sections 1 and 3.1, Eqs. (1)
+        and (2), with features in place of taps; kernel shape, Section 3.5.
     """
 
     plain = keras.layers.Dense

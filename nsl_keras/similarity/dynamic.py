@@ -53,11 +53,10 @@ class DynamicForm(BilinearForm):
         geometry: Any = None,
         width: int | None = None,
     ) -> None:
-        """Makes the network for a kernel.
+        """Makes the network for a kernel whose axes `filter_axes` number its filters.
 
-        `filter_axes` are the axes of the kernel that number its filters: -2 and -1 of a
-        depthwise convolution. See `predictors.LayerContext` for the other arguments; a
-        `width` of `None` is the number of filters.
+        See `predictors.LayerContext` for the other arguments; a `width` of `None` is the
+        number of filters.
         """
         self.measure(kernel_shape)
         self.geometry = geometry
@@ -104,8 +103,8 @@ class DynamicForm(BilinearForm):
         kernel = ops.cast(self.with_shape(kernel), inputs.dtype)
         inputs = ops.moveaxis(inputs, self.channel_axis, -1)
         if training:
-            # Anew for the gradient, and on CPUs a few examples at a time: `M(x) x` has the
-            # input's size times the number of taps. Chunks add to the kernel's gradient in
+            # Recomputed for the gradient, on CPUs a few examples at a time: `M(x) x` is the
+            # input's size times the number of taps. Chunks sum the kernel's gradient in
             # float32.
             size = math.prod(ops.shape(inputs)[1:]) * self.taps
             shared, entries = [at_least_float32(kernel)], [parameters, inputs]
@@ -119,9 +118,9 @@ class DynamicForm(BilinearForm):
     ) -> Tensor:
         """Returns the parameters of `M(x)` per vector or block of positions.
 
-        They are on the last axes. With one `M` per example every size of the positions is
-        1. Batch norms leave out masked vectors. If `penalized`, adds the mean penalty on
-        the predicted `M` to the losses.
+        The parameters are on the last axes. With one `M` per example all spatial axes have
+        size 1. Batch norms leave out masked vectors. `penalized` adds the mean penalty on
+        `M` to the losses.
         """
         if self.on_vectors:
             options = {}
@@ -152,7 +151,7 @@ class DynamicForm(BilinearForm):
         return ops.cast(parameters, inputs.dtype)
 
     def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
-        """Returns parameters for every position, of those for every block of positions."""
+        """Returns parameters for every position from those for every block of positions."""
         if self.block == 1:
             return parameters
         for axis, size in enumerate(positions, start=1):
@@ -173,20 +172,14 @@ class DynamicForm(BilinearForm):
         return parameters
 
     def weighted(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
-        """Returns `M(x) x` at every output position.
-
-        The last axis, in one part or several, contains the channels of each tap in turn.
-        """
+        """Returns `M(x) x` at every position, tap by tap, in one or more parts."""
         names = "kernel_size", "strides", "padding", "dilation_rate"
         patches = windows(inputs, *(self.geometry[name] for name in names))
         parameters = self.at_positions(parameters, ops.shape(patches[0])[1:-1])
         return self.similarity.apply_to_windows(parameters, patches)
 
     def apply_kernel(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Returns `y[p,o] = sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`.
-
-        The parameters are those of `M(x)`; the channels of the inputs are last.
-        """
+        """Returns `sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`, with channels last."""
         weighted = self.weighted(parameters, inputs)
         weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), inputs.dtype)
         parts = zip(weighted, ops.split(weights, len(weighted)), strict=True)

@@ -14,9 +14,9 @@ from nsl_keras.similarity.dense import FeatureSimilarity
 
 @functools.cache
 def contracted_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the contracted axes of the kernel and of the input, as the input has them.
+    """Returns the contracted axes of the kernel and of the input, in the input's order.
 
-    Those of the input count from its end if it has an ellipsis in front of them.
+    Axes of the input that follow an ellipsis count from its end.
     """
     sides, outputs = equation.replace(" ", "").split("->")
     inputs, kernel = sides.split(",")
@@ -43,19 +43,18 @@ def contracted_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
     """Einsum layer with a learned bilinear similarity of the contracted features.
 
-    The layer computes `y = W^T M x + b` as `NeuralSimilarityDense` does. The features are
-    the axes that the equation sums over, flattened in the order in which the input has
-    them: `d` in `"btd,ndh->btnh"`, `n` and `h` in `"btnh,nhd->btd"`. With default
-    initializers it equals `keras.layers.EinsumDense`, into which it folds.
+    The layer, an addition to the paper, computes `y = W^T M x + b` as
+    `NeuralSimilarityDense` does. The features are the axes that the equation sums over,
+    flattened in the input's order: `d` in `"btd,ndh->btnh"`, `n` and `h` in
+    `"btnh,nhd->btd"`.
 
     Args:
-        **kwargs: Arguments of `keras.layers.EinsumDense` and `NeuralSimilarityDense`. A
-            predictor is refused.
+        **kwargs: Arguments of `keras.layers.EinsumDense` and `NeuralSimilarityDense`.
 
     Raises:
-        ValueError: See `NeuralSimilarityDense`; for a predictor; and for equations in which
-            an axis of the kernel is repeated, belongs to both input and output, or to
-            neither.
+        ValueError: As in `NeuralSimilarityDense`, for a predictor, and for an equation in
+            which an axis of the kernel is repeated or belongs to both input and output, or
+            to neither.
 
     Example:
 
@@ -65,11 +64,6 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
     ...     "btd,ndh->btnh", (None, 2, 4), similarity="orthogonal", block_size=3)
     >>> tuple(layer(keras.ops.ones((2, 5, 6))).shape)
     (2, 5, 2, 4)
-    >>> tuple(layer.similarity_matrix.shape)
-    (3, 3)
-
-    Reference:
-        See `NeuralSimilarityDense`. The paper treats no attention.
     """
 
     plain = keras.layers.EinsumDense

@@ -17,21 +17,15 @@ class BilinearForm(keras.layers.Layer):
     """The `M` of one kernel, with the kernel's learned shape `D`.
 
     Without a learned shape `D` is the identity. Half precision ends at this layer: `M` and
-    `D` multiply the kernel in the variables' dtype.
-
-    Args:
-        similarity: The structure of `M`.
-        block_size: int or `None`, for kernels of dense and recurrent layers: the number of
-            features in a block. Feature `block * T + t` of a vector takes the role of tap
-            `t` of channel `block` in a convolution.
-        **kwargs: Arguments of `keras.layers.Layer`.
+    `D` multiply the kernel in the variables' dtype. In dense and recurrent layers, feature
+    `block * T + t` of a vector takes the role of tap `t` of channel `block`, with
+    `T = block_size`.
 
     Attributes:
         predictor: The predictor of a dynamic `M`, and `network`, the layer that it made.
         similarity_parameters: The weight of a static `M`.
         shape_parameters: The weight of the learned shape; `None` without one.
-        kernel_size: The number of taps along each axis.
-        taps: The number `T` of taps.
+        kernel_size, taps: The number of taps along each axis, and their product `T`.
         size: The size of `M`: the number of taps, of all channels if `M` is full.
         channels: The number of channels that a filter reads; on vectors, of blocks.
         features: The length of the vectors, for kernels of dense and recurrent layers.
@@ -84,7 +78,7 @@ class BilinearForm(keras.layers.Layer):
 
     @property
     def learned_shape(self) -> Tensor:
-        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps."""
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for the others."""
         learned = self.similarity.learn_shape
         validation.require(learned, "learn_shape", "True for `learned_shape`", learned)
         validation.built(self, "learned_shape")

@@ -27,9 +27,8 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
 
         (M_G X)[p, c] = sum_q M[p, q] X[q, c]
 
-    The block `M`, of shape `(HW, HW)`, is shared by all channels, unless
-    `shared_by_channels=False`. A `Conv2D` after this layer adds the kernel of the paper's
-    `F = W_G^T M_G X`. `similarity` chooses `M_G X`:
+    All channels share the block `M`, of shape `(HW, HW)`, by default. A `Conv2D` after this
+    layer adds the kernel of the paper's `F = W_G^T M_G X`. `similarity` chooses `M_G X`:
 
         "diagonal":           diag(m) X, with a learned spatial mask m
         "unconstrained":      M X, with a learned matrix
@@ -39,10 +38,8 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
 
     with 1x1 convolutions `G` and a learned scalar `gamma` that starts at zero. `G1` and
     `G2` have `C` channels (`C // 8` in `"softmax_attention"`), and the mask's hidden layer
-    has 64. All except `"attention"` start at the identity.
-
-    `"attention"` takes time linear in `HW`, `"softmax_attention"` and `"unconstrained"`
-    time and memory of `(HW)^2`.
+    has 64. All except `"attention"` start at the identity. `"attention"` takes time linear
+    in `HW`, `"softmax_attention"` and `"unconstrained"` time and memory of `(HW)^2`.
 
     Args:
         similarity: One of the names above.
@@ -50,25 +47,23 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
             predicts `M`.
         sphere: bool, whether `G1`, `G2`, `G3` are SphereConvs that divide by both norms,
             and the first layer of the mask's predictor is a SphereConv that divides by the
-            input norm. `False` uses plain convolutions; training is then less stable.
-        data_format: `"channels_last"` or `"channels_first"`; defaults to
-            `keras.config.image_data_format()`.
+            input norm. `False` uses plain convolutions, which train less stably.
+        data_format: As in `keras.layers.Conv2D`.
         shared_by_channels: bool, whether channels share `M`. `False` gives each channel its
             own mask; in `"unconstrained"` one `M` of shape `(HWC, HWC)` couples all
             positions and channels, channels last. The attentions require `True`.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
-        `(batch, height, width, channels)` with `data_format="channels_last"`,
-        `(batch, channels, height, width)` with `"channels_first"`. `"diagonal"` and
-        `"unconstrained"` need a known height and width.
+        That of `keras.layers.Conv2D`. `"diagonal"` and `"unconstrained"` need a known
+        height and width.
 
     Output shape:
         The same as the input.
 
     Raises:
-        ValueError: For invalid arguments, and for an input of another rank, or with an
-            unknown size that the layer needs.
+        ValueError: For invalid arguments, for inputs of another rank, and for unknown sizes
+            that the layer needs.
 
     Example:
 
@@ -76,7 +71,7 @@ class GlobalNeuralSimilarity2D(nesting.KeepsFrozen):
     >>> import nsl_keras
     >>> images = keras.random.normal((2, 8, 8, 16), seed=0)
     >>> block = nsl_keras.layers.GlobalNeuralSimilarity2D("softmax_attention")
-    >>> bool(keras.ops.all(block(images) == images))  # The identity, at the start.
+    >>> bool(keras.ops.all(block(images) == images))  # It starts at the identity.
     True
 
     Reference:

@@ -17,8 +17,8 @@ from nsl_keras.backend.built_layers import set_autocast
 class FloatDense(keras.layers.Dense):
     """A dense layer inside another layer; `Model.quantize` skips both.
 
-    Otherwise a quantized model could not be reloaded: the enclosing layer recreates this
-    one with its own dtype.
+    Otherwise a quantized model could not be reloaded, because the enclosing layer makes
+    this one anew with its own dtype.
     """
 
     quantize = keras.layers.Layer.quantize
@@ -28,12 +28,12 @@ class FloatKernel(keras.layers.Layer):
     """Private mixin, in front of a Keras layer, with another product of input and kernel.
 
     The subclass's `apply_kernel(inputs)` returns the outputs before bias and activation.
-    The kernel is kept out of Keras's autocast: equivalent kernels and norms are computed
-    in the variables' dtype. Keras quantizes no derived layers; layers of a quantized policy
-    are refused, except for the `quantized` modes of a subclass.
+    Keras does not autocast the kernel, so equivalent kernels and norms are computed in the
+    variables' dtype. Keras quantizes no derived layers; quantized policies are refused,
+    except for the modes in `quantized`.
     """
 
-    #: The dtype policies' quantization modes that a subclass computes with.
+    #: The quantization modes that a subclass supports.
     quantized: tuple[str, ...] = ()
 
     operation = staticmethod(ops.conv)
@@ -41,7 +41,6 @@ class FloatKernel(keras.layers.Layer):
 
     @property
     def channel_axis(self) -> int:
-        """The axis of the channels in inputs and outputs."""
         return 1 if getattr(self, "data_format", None) == "channels_first" else -1
 
     @property
@@ -68,7 +67,7 @@ class FloatKernel(keras.layers.Layer):
         return next(each for each in self.variables if each.name == self.kernel_name)
 
     def require_plain_kernel(self) -> None:
-        """Raises if the kernel is quantized in a way that the layer cannot compute with."""
+        """Raises if the kernel has a quantization mode that the layer does not support."""
         fits = self.quantization_mode in (None, *self.quantized)
         kinds = ", ".join(["float", *self.quantized])
         demand = f"one of {kinds} in a {type(self).__name__}"
@@ -76,9 +75,9 @@ class FloatKernel(keras.layers.Layer):
         validation.require(fits, "dtype", demand, received)
 
     def call(self, inputs: Tensor) -> Tensor:
-        # On inputs smaller than the kernel TensorFlow's convolution returns uninitialized
-        # memory (2.21, on a CPU). Keras raises; older versions let zero positions pass.
-        # JAX has symbols for unknown sizes, which Keras does not compute with.
+        # For inputs smaller than the kernel TensorFlow's convolution returns uninitialized
+        # memory (2.21, CPU). Keras raises, but older versions let zero positions pass.
+        # JAX represents unknown sizes by symbols, which Keras does not compute with.
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
         if hasattr(self, "kernel_size"):
             fits = 0 not in self.compute_output_shape(shape)[1:]
@@ -87,8 +86,8 @@ class FloatKernel(keras.layers.Layer):
         # Integers too: Keras leaves them as they are.
         outputs = self.apply_kernel(ops.cast(inputs, self.compute_dtype))
         if self.bias is not None:
-            # Not `ops.add`, as in Keras's layers: with channels first on TensorFlow it adds
-            # the bias along the width where that equals the number of filters (Keras 3.15).
+            # Keras's layers use `ops.add`, which with channels first on TensorFlow adds the
+            # bias along the width if it equals the number of filters (Keras 3.15).
             outputs = outputs + self.per_filter(ops.cast(self.bias, outputs.dtype))
         return outputs if self.activation is None else self.activation(outputs)
 
@@ -126,8 +125,7 @@ def windows(
         lengths.append(length)
         extents.append(extent)
         paddings.append([before, maximum(extent - before - size, 0)])
-    # Split each axis into s phases (every s-th pixel), so that a tap is a plain slice of
-    # one phase.
+    # Each axis is split into s phases (every s-th pixel), so a tap is a slice of one phase.
     phases: dict[tuple[int, ...], Tensor]
     phases = {(): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
     for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True), start=1):

@@ -29,9 +29,9 @@ _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format"
 class WithSimilarity(nesting.KeepsFrozen, Foldable):
     """Private mixin, in front of a Keras layer: a layer with a static or dynamic `M`.
 
-    The plain layer refuses the weights that this layer saves: it would ignore those of `M`
-    and load the rest. The layer holds its `M`, static or dynamic, as `bilinear_form`: the
-    subclass's `set_similarity` gives it to a plain layer, and `build_similarity` builds it.
+    A mark in the file makes the plain layer refuse the weights of this layer: it would
+    ignore those of `M` and load the rest. `bilinear_form` is the `M`; the subclass's
+    `set_similarity` makes it for a plain layer, and `build_similarity` builds it.
     """
 
     #: The form of a predicted `M(x)`; `None` if the layer is always static.
@@ -80,9 +80,9 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         serialize = keras.saving.serialize_keras_object
         predictor: Any = serialize(self.predictor)
         if isinstance(self.predictor, keras.layers.Layer):
-            # Keras's own key for objects that several configs share. Keras sets it only
-            # from the second config on where the object stands inside a layer (3.15), and
-            # then a loaded model would have two of them.
+            # Keras's own key for objects that several configs share. For an object inside a
+            # layer, Keras sets it only from the second config on (3.15), so a loaded model
+            # would contain two copies.
             live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
             forms = predictors.forms_of[self.predictor]
             live.layers = len(forms) // len(similarities_of(self))
@@ -122,7 +122,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         validation.require(fits, "block_size", demand, block_size)
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
-        """Builds the `M` of a plain layer that is built."""
         self.require_plain_kernel()
         kernel = self.kernel_variable
         shape, axes = tuple(kernel.shape), self.feature_axes
@@ -142,7 +141,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             self._set_flags_of_kernel()
 
     def apply_kernel(self, inputs: Tensor) -> Tensor:
-        """Returns `W^T M x`."""
         if self.predictor is None:
             kernel = ops.cast(self.equivalent_kernel, inputs.dtype)
             return self.plain_product(inputs, kernel)
@@ -151,14 +149,11 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "kernel_trainable": self.kernel_trainable}
 
-    # What `M` is.
-
     @property
     def equivalent_kernel(self) -> Tensor:
-        """The kernel `M^T D W`, in the shape of `kernel`; without a learned shape `M^T W`.
+        """The kernel `M^T D W`, in the shape of `kernel`; `D` is the learned shape, if any.
 
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
+        Raises a ValueError if the layer is dynamic or not built.
         """
         self.bilinear_form.require("static", "equivalent_kernel")
         kernel, axes = ops.convert_to_tensor(self.kernel), self.feature_axes
@@ -173,32 +168,24 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def similarity_matrix(self) -> Tensor:
         """The static `M`, without `D`: `(T, T)`, or `(c T, c T)` if full.
 
-        If `shared_by` is not `"layer"`, the first axis counts blocks of channels, or
-        filters.
-
-        Raises:
-            ValueError: If the layer is dynamic, or not built yet.
+        If `shared_by` is not `"layer"`, the first axis counts blocks of channels or
+        filters. Raises a ValueError if the layer is dynamic or not built.
         """
         return self.bilinear_form.similarity_matrix
 
     @property
     def learned_shape(self) -> Tensor:
-        """The diagonal of `D`: 1 for each tap that is kept, 0 for all other taps.
+        """The diagonal of `D`: 1 for each tap that is kept, 0 for the others.
 
-        Raises:
-            ValueError: If the layer does not learn its kernel's shape, or is not built.
+        Raises a ValueError if the layer does not learn its kernel's shape or is not built.
         """
         return self.bilinear_form.learned_shape
 
     def predicted_matrices(self, inputs: Tensor) -> Tensor:
         """Returns the `M(x)` that a dynamic layer uses at each position of its output.
 
-        Returns:
-            Tensor of shape `(batch, *positions, T, T)`, without `D`; every size of
-            `positions` is 1 with a pooled predictor.
-
-        Raises:
-            ValueError: If the layer is static, or not built yet.
+        The shape is `(batch, *positions, T, T)`, without `D`; every size of `positions` is
+        1 with a pooled predictor. Raises a ValueError if the layer is static or not built.
         """
         form = self.bilinear_form
         form.require("dynamic", "predicted_matrices")
@@ -207,8 +194,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         del shape[self.channel_axis]
         parameters = form.at_positions(form.predicted(inputs, penalized=False), shape[1:])
         return self.similarity.matrix(parameters, form.taps)
-
-    # What is trained.
 
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:
@@ -237,14 +222,9 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             if isinstance(part, (keras.Variable, keras.layers.Layer)):
                 part.trainable = value
 
-    # How a plain layer becomes one of these, and back.
-
     @classmethod
     def turn(cls, layer: Any, is_inside: bool, kernel_trainable: bool, *args: Any) -> None:
-        """Turns a built plain layer, in place, into one of this class.
-
-        The other arguments are those of `set_similarity`.
-        """
+        """Turns a built plain layer into this class; `args` go to `set_similarity`."""
         with turned_into(layer, cls) as input_shape:
             layer.set_similarity(*args)
             layer.is_inside = is_inside
@@ -254,7 +234,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             set_autocast(layer.kernel_variable, False)
 
     def turn_copy(self, layer: Any) -> None:
-        """Turns a plain layer into a copy of this one, whose kernel it has already."""
+        """Turns a plain layer that already has this layer's kernel into a copy of it."""
         of_similarity = self.similarity, self.predictor, self.block_size
         self.turn(layer, self.is_inside, self.kernel_trainable, *of_similarity)
         forms = self.bilinear_form, layer.bilinear_form

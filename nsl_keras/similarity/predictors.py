@@ -1,7 +1,6 @@
 """Recipes for the small networks that predict the `M` of a dynamic layer from its input.
 
-A recipe is data. A layer asks it for a `keras.Sequential` that fits the layer's geometry,
-similarity and dtype, its `LayerContext`.
+A recipe is data. A layer asks it for a `keras.Sequential` that fits its `LayerContext`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import sphere
 from nsl_keras.similarity.kernels import FloatDense
 
-#: Minimum hidden width when it is derived from the layer's width.
+#: The minimum hidden width that is derived from the layer's width.
 LEAST_WIDTH = 8
 
 Layers: TypeAlias = list[keras.layers.Layer]
@@ -80,7 +79,7 @@ class LayerContext:
         normalize: str | None = None,
         **options: Any,
     ) -> keras.layers.Layer:
-        """Returns a convolution or a dense layer; `normalize` makes it compare by angle."""
+        """Returns a convolution or dense layer; `normalize` makes it compare by angle."""
         kind = f"Conv{self.rank}D" if self.rank else "Dense"
         make: Any = FloatDense if kind == "Dense" else getattr(keras.layers, kind)
         if normalize is not None:
@@ -105,7 +104,7 @@ class LayerContext:
 
 
 #: For each kind: `normalize` of the hidden and of the output layer, and whether a batch
-#: norm follows each layer if `M` is not diagonal. If `M` is diagonal, both layers have one.
+#: norm follows each of them if `M` is not diagonal. If `M` is diagonal, one always does.
 KINDS: dict[str, tuple[str | None, str | None, bool, bool]] = {
     "sphere": ("input", None, False, False),
     "full_sphere": ("both", "both", True, True),
@@ -118,82 +117,78 @@ KINDS: dict[str, tuple[str | None, str | None, bool, bool]] = {
 class SimilarityPredictor:
     """Recipe for the network that predicts the `M` of a dynamic layer.
 
-    The network has two convolutions, or two dense layers for vectors. It reads the layer's
-    input `x` and returns, for every output position or block of positions, the difference
-    between the parameters of `M(x)` and of the identity. If `M` is diagonal, its layers are
-    by `kind`:
+    The network consists of two convolutions or, for vectors, of two dense layers. From the
+    layer's input `x` it predicts, for every output position or block of positions, how the
+    parameters of `M(x)` differ from the identity's. If `M` is diagonal, `kind` chooses:
 
         "sphere":       SphereConv(H, input norm) -> BN -> ReLU -> Conv(T) -> BN
         "full_sphere":  SphereConv(H) -> BN -> ReLU -> SphereConv(T) -> BN
         "cnn":          Conv(H) -> BN -> ReLU -> Conv(T) -> BN
 
-    For all other similarities there is no batch norm, except one after the output of
-    `"cnn"` and two in `"full_sphere"`. Only `"full_sphere"` with
-    `batch_normalization=False` and `start="published"` keeps its predictions within
-    [-1, 1], as in Section 3.3.1 of the paper.
+    Other similarities use no batch norms, except one after the output of `"cnn"` and two in
+    `"full_sphere"`. Only `"full_sphere"` with `batch_normalization=False` and
+    `start="published"` keeps its predictions within [-1, 1], as in Section 3.3.1 of the
+    paper.
 
     The first layer has the convolution's kernel size, strides, padding and dilation; the
     second has stride 1 and `"same"` (in causal layers `"causal"`). In depthwise layers a
     1x1 bottleneck of 8 filters comes first, and the second layer has the convolution's
     geometry, except with `start="published"` or `output_kernel_size`.
 
-    A recipe has no weights: you can pass it to many layers, and each layer makes its own
-    network, `layer.bilinear_form.network`. Its kernels have the regularizer of the layer's
-    kernel.
+    A recipe has no weights: each layer that you pass it to makes its own network,
+    `layer.bilinear_form.network`, whose kernels have the regularizer of the layer's kernel.
 
     Args:
         kind: `"sphere"`, `"full_sphere"`, `"cnn"`, or a function of the recipe and the
             `LayerContext` that returns a list of layers. The recipe's methods `hidden` and
             `output` make the layers above; anything may stand between them. If the function
             makes another recipe, give that recipe
-            `downsampling=recipe.block_side(context)`. To save models with the function,
-            register it with `keras.saving.register_keras_serializable`.
-        width: int or `None`, the width of the hidden layer. `None` is half the width of
-            the layer, from 8 to the authors' 64 (diagonal) or 128 (all others); with
-            `start="published"` it is the authors' width.
+            `downsampling=recipe.block_side(context)`. Register the function with
+            `keras.saving.register_keras_serializable` to save models.
+        width: int or `None`, the width of the hidden layer. `None` is half the layer's
+            width, at least 8 and at most the authors' 64 (diagonal) or 128 (all others);
+            with `start="published"` it is the authors' width.
         output_kernel_size: int, tuple, or `None` for the kernel size of the convolution.
         downsampling: int or `None`, the side of the blocks of positions that share one
-            `M`. With 2, the network has twice the strides, and each block of 2x2 positions
-            uses one prediction. Must be 1 for vectors and, unless the predictor is shared,
-            in dilated convolutions. `None` is 1 in these cases, for a diagonal `M`, a
-            function as `kind` and `start="published"`; otherwise it is 2.
+            prediction; it multiplies the network's strides. Must be 1 for vectors and,
+            unless the predictor is shared, in dilated convolutions. `None` is 1 in these
+            cases, for a diagonal `M`, a function as `kind` and `start="published"`;
+            otherwise it is 2.
         pooled: bool, whether to predict one `M` per example, the mean of all predictions.
         batch_normalization: `None` for the batch norms above (none in recurrent cells and
             shared predictors, which do not fit one set of moving statistics); `True` for
             both, `False` for none; or a dictionary of arguments of
-            `nsl_keras.layers.BatchNormalization`, for the default batch norms. The default
+            `nsl_keras.layers.BatchNormalization` for the default batch norms. The default
             momentum is 0.9, because weights that change fast need young averages.
         residual: bool. With `True`, as in the authors' code, the network returns the
-            difference from the parameters of the identity. With `False`, as in the paper's
-            Appendix A, it returns the parameters themselves, which start at the identity,
-            or with `start="published"` near zero.
-        start: With `"identity"`, `M` is the identity until the first training step, so the
-            layer equals the plain layer: the scale of the last batch norm or, without one,
-            the last kernel starts at zero. `"full_sphere"` needs batch norms for it. With
-            `"published"`, as in the authors' code, the scale starts at one and the last
-            kernel at He's normal times 0.001, so `M` starts near the identity; the hidden
-            layer has the authors' width, and batch norms have the fixed momentum 0.999, so
-            their moving statistics need thousands of steps.
+            difference from the identity's parameters. With `False`, as in Appendix A of the
+            paper, it returns the parameters themselves, which start at the identity, or
+            with `start="published"` near zero.
+        start: With `"identity"`, the layer equals the plain layer until the first training
+            step, because the scale of the last batch norm or, without one, the last kernel
+            starts at zero; `"full_sphere"` then needs batch norms. With `"published"`, as
+            in the authors' code, that scale starts at one and the last kernel at He's
+            normal times 0.001, so `M` starts near the identity; batch norms have the fixed
+            momentum 0.999, so their moving statistics need thousands of steps.
 
     Raises:
-        ValueError: For arguments outside the ranges above; when a layer is built, for
-            `downsampling`, `pooled` or `output_kernel_size` without positions,
-            `downsampling` in a dilated convolution, or `pooled` in a causal one.
+        ValueError: For arguments outside these ranges; when a layer is built, for `pooled`
+            or `output_kernel_size` without positions, `downsampling` without positions or
+            with dilation, or `pooled` in a causal convolution.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
     >>> narrow = nsl_keras.predictors.SimilarityPredictor(width=8)
-    >>> first = nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=narrow)
-    >>> second = nsl_keras.layers.NeuralSimilarityConv2D(16, 3, 2, predictor=narrow)
-    >>> tuple(second(first(keras.ops.ones((2, 9, 9, 4)))).shape)
-    (2, 3, 3, 16)
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(16, 3, predictor=narrow)
+    >>> tuple(layer(keras.ops.ones((2, 9, 9, 4))).shape)
+    (2, 7, 7, 16)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1 and
-        Appendix A. Batch norms and the plain second convolution of `"sphere"` follow the
-        authors' code; predictors of vectors are an addition.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1 and Appendix A.
+        Batch norms and the plain second convolution of `"sphere"` follow the authors' code;
+        predictors of vectors are an addition.
     """
 
     kind: str | Callable[[SimilarityPredictor, LayerContext], Layers] = "sphere"
@@ -255,10 +250,9 @@ class SimilarityPredictor:
 
         Args:
             context: The layer whose `M` is predicted.
-            normalize: `"both"`, `"input"` or `"kernel"` for a layer that compares by
-                angle, as `SphereConv2D` does; `None` for a plain layer.
-            batch_normalized: bool, whether a batch norm follows by default; the recipe's
-                `batch_normalization` may decide otherwise.
+            normalize: As in `SphereConv2D`; `None` makes a plain layer.
+            batch_normalized: bool, whether a batch norm follows unless the recipe's
+                `batch_normalization` decides.
         """
         width, (geometry, _) = self.hidden_width(context), self._geometries(context)
         start = {"kernel_initializer": small_normal(0.1)}
@@ -286,11 +280,7 @@ class SimilarityPredictor:
         normalize: str | None = None,
         batch_normalized: bool = False,
     ) -> Layers:
-        """Returns a layer to the parameters of `M`, and its batch norm if any.
-
-        Takes the arguments of `hidden`. With `start="identity"`, the predicted `M` is the
-        identity until the first training step.
-        """
+        """Returns a layer to the parameters of `M`, and its batch norm; see `hidden`."""
         _, geometry = self._geometries(context)
         published = self.start == "published"
         # Where the outputs start: at zero, or at the identity itself.
@@ -320,7 +310,7 @@ class SimilarityPredictor:
         return context.is_depthwise and not given
 
     def _geometries(self, context: LayerContext) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the geometries of the first and of the second layer."""
+        """Returns the geometries of the first and the second layer."""
         geometry = context.geometry
         if geometry is None:
             return {}, {}
@@ -356,7 +346,6 @@ class SimilarityPredictor:
         return dataclasses.replace(self, batch_normalization=False)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
         return {**vars(self), "kind": keras.saving.serialize_keras_object(self.kind)}
 
     from_config = classmethod(configs.from_arguments)
@@ -376,8 +365,8 @@ forms_of: Any = weakref.WeakKeyDictionary()
 class LiveId(int):
     """The id of a predictor in a config that has not been in a file.
 
-    Keras shares objects of one id while it loads a file. Where it copies layers one by one,
-    as in `keras.models.clone_model`, each layer would get a predictor of its own.
+    Keras shares objects of one id while it loads a file. If it copies layers one by one, as
+    in `keras.models.clone_model`, each layer would get a predictor of its own.
     """
 
     #: How many layers use the predictor.
@@ -389,8 +378,8 @@ def get(identifier: Any) -> SimilarityPredictor | keras.layers.Layer | None:
 
     Args:
         identifier: `None`, the name of a kind, a dictionary from
-            `keras.saving.serialize_keras_object`, a `SimilarityPredictor`, or a layer.
-            Anything else raises a ValueError, which lists the names.
+            `keras.saving.serialize_keras_object`, a `SimilarityPredictor`, or a layer;
+            anything else raises a ValueError that lists the names.
 
     Example:
 

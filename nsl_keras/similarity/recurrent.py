@@ -53,14 +53,12 @@ class SimilarityCell(WithSimilarity):
         )
 
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
-        """Builds both `M` of a plain cell that is built."""
         for form, kernel in self.forms_and_kernels():
             options = {"kernel_regularizer": kernel.regularizer, "width": self.units}
             form.build(tuple(kernel.shape), (-1,), **options)
         nesting.pass_on_frozen(self)
 
     def forms_and_kernels(self) -> list[tuple[Any, keras.Variable]]:
-        """Returns each kernel with its `M`."""
         return [(self.input_form, self.kernel), (self.state_form, self.recurrent_kernel)]
 
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
@@ -79,7 +77,7 @@ class SimilarityCell(WithSimilarity):
 def gate_products(vectors: Tensor, masks: Any, kernel: Tensor) -> Tensor:
     """Returns `W^T (mask * v)` for each gate of a kernel, side by side.
 
-    `masks` is a list with a dropout mask for each gate, one mask for all, or `None`.
+    `masks` is a list of dropout masks, one per gate; one mask for all gates; or `None`.
     """
     if not isinstance(masks, list):
         return ops.matmul(vectors if masks is None else vectors * masks, kernel)
@@ -94,8 +92,7 @@ def gate_products(vectors: Tensor, masks: Any, kernel: Tensor) -> Tensor:
 class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     """Gated recurrent cell with a bilinear similarity, for `keras.layers.RNN`.
 
-    With default initializers the static cell equals `keras.layers.GRUCell`: `M_x` and
-    `M_h` start at the identity. For the gates `z` (update) and `r` (reset),
+    For the gates `z` (update) and `r` (reset), the cell computes
 
         z = s(W_z^T M_x x_t + R_z^T M_h h_{t-1} + b_z)         r = the same with W_r, R_r
         c = activation(W_c^T M_x x_t + r * (R_c^T M_h h_{t-1} + b'_c) + b_c)
@@ -103,16 +100,15 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
 
     where `s` is the `recurrent_activation`; with `reset_after=False`, `c` uses
     `R_c^T M_h (r * h_{t-1})`. All gates share `M_x` and `M_h`, which consist of equal
-    blocks as in `NeuralSimilarityDense`.
+    blocks as in `NeuralSimilarityDense`. Dropout applies to `M_x x_t` and `M_h h_{t-1}`.
 
-    *Static*: `M_x` and `M_h` are weights, and `fold()` returns Keras's cell with the
-    kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights to Keras's cell.
+    *Static*: `M_x` and `M_h` are weights that start at the identity, so with default
+    initializers the cell equals `keras.layers.GRUCell`. `fold()` returns Keras's cell with
+    the kernels `M_x^T W` and `M_h^T R`. Fold before you transfer weights to Keras's cell.
 
     *Dynamic*: at every step, a small network that sees `x_t` or `h_{t-1}` predicts how the
     parameters of `M_x(x_t)` or `M_h(h_{t-1})` differ from the identity's. An unconstrained
     `M` of `n` features without blocks has `batch * n^2` entries per step.
-
-    Dropout applies to `M_x x_t` and `M_h h_{t-1}`.
 
     Args:
         Same as `keras.layers.GRUCell`, plus, explained at `NeuralSimilarityDense`:
@@ -133,20 +129,17 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         `(batch, units)`.
 
     Raises:
-        ValueError: See `NeuralSimilarityDense`; also for a predictor with batch norms, and
-            for a similarity with `learn_shape`, `shared_by` or, together with a predictor,
-            a `regularizer`.
+        ValueError: As in `NeuralSimilarityDense`; also for a predictor with batch norms,
+            and for a similarity with `learn_shape`, `shared_by` or, if predicted, a
+            `regularizer`.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
-    >>> sequences = keras.random.normal((2, 5, 12), seed=0)
-    >>> cell = nsl_keras.layers.NeuralSimilarityGRUCell(
-    ...     8, similarity="unconstrained", block_size=4)
-    >>> recurrent = keras.layers.RNN(cell, return_sequences=True)
-    >>> tuple(recurrent(sequences).shape)
-    (2, 5, 8)
+    >>> cell = nsl_keras.layers.NeuralSimilarityGRUCell(8, similarity="unconstrained")
+    >>> tuple(keras.layers.RNN(cell)(keras.ops.ones((2, 5, 4))).shape)
+    (2, 8)
     >>> tuple(cell.input_form.similarity_matrix.shape)
     (4, 4)
 
@@ -196,8 +189,6 @@ class NeuralSimilaritySimpleRNNCell(SimilarityCell, keras.layers.SimpleRNNCell):
 
         h_t = activation(W^T M_x x_t + b + R^T M_h h_{t-1})
 
-    With default initializers the static cell equals `keras.layers.SimpleRNNCell`.
-
     Args:
         **kwargs: Arguments of `keras.layers.SimpleRNNCell` and `NeuralSimilarityGRUCell`.
 
@@ -224,7 +215,6 @@ class NeuralSimilarityLSTMCell(SimilarityCell, keras.layers.LSTMCell):
         h_t = o * activation(c_t)
 
     where `s` is the `recurrent_activation`. The carry `c` has no kernel, so it has no `M`.
-    With default initializers the static cell equals `keras.layers.LSTMCell`.
 
     Args:
         **kwargs: Arguments of `keras.layers.LSTMCell` and `NeuralSimilarityGRUCell`.
@@ -283,8 +273,8 @@ class SimilarityRecurrent(nesting.KeepsFrozen, Foldable, keras.layers.RNN):
 class NeuralSimilarityGRU(SimilarityRecurrent):
     """Gated recurrent layer with a bilinear similarity.
 
-    A `keras.layers.RNN` around a `NeuralSimilarityGRUCell`, which has the formula. A
-    static layer folds into `keras.layers.GRU`.
+    This layer is a `keras.layers.RNN` with the cell `NeuralSimilarityGRUCell`; if static,
+    it folds into the Keras layer of the same kind.
 
     Args:
         **kwargs: Arguments of `keras.layers.GRU` and `NeuralSimilarityGRUCell`, without
@@ -301,8 +291,7 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
     >>> import keras
     >>> import nsl_keras
     >>> layer = nsl_keras.layers.NeuralSimilarityGRU(8, return_sequences=True)
-    >>> both = keras.layers.Bidirectional(layer)
-    >>> tuple(both(keras.ops.ones((2, 5, 4))).shape)
+    >>> tuple(keras.layers.Bidirectional(layer)(keras.ops.ones((2, 5, 4))).shape)
     (2, 5, 16)
     """
 
@@ -314,8 +303,7 @@ class NeuralSimilarityGRU(SimilarityRecurrent):
 class NeuralSimilarityLSTM(SimilarityRecurrent):
     """Long short-term memory layer with a bilinear similarity.
 
-    A `keras.layers.RNN` around a `NeuralSimilarityLSTMCell`, which has the formula. A
-    static layer folds into `keras.layers.LSTM`.
+    This layer is the twin of `NeuralSimilarityGRU` with a `NeuralSimilarityLSTMCell`.
 
     Args:
         **kwargs: Arguments of `keras.layers.LSTM` and `NeuralSimilarityGRU`, without
@@ -338,8 +326,7 @@ class NeuralSimilarityLSTM(SimilarityRecurrent):
 class NeuralSimilaritySimpleRNN(SimilarityRecurrent):
     """Simple recurrent layer with a bilinear similarity.
 
-    A `keras.layers.RNN` around a `NeuralSimilaritySimpleRNNCell`, which has the formula.
-    A static layer folds into `keras.layers.SimpleRNN`.
+    This layer is the twin of `NeuralSimilarityGRU` with a `NeuralSimilaritySimpleRNNCell`.
 
     Args:
         **kwargs: Arguments of `keras.layers.SimpleRNN` and `NeuralSimilarityGRU`.

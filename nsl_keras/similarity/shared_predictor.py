@@ -17,19 +17,19 @@ from nsl_keras.similarity import predictors
 class SharedSimilarityPredictor(keras.layers.Layer):
     """One network that predicts `M` for several dynamic convolutions.
 
-    Pass the same object as `predictor=` to several layers. Each layer makes a small
-    convolution, the adaptation, which maps its input to `adapted_filters` channels with
-    the layer's own kernel size, strides, padding and dilation. The shared network follows:
+    Pass the same object as `predictor=` to several layers, whose kernels must have the same
+    size. In each layer a small convolution, the adaptation, maps the input to
+    `adapted_filters` channels with the layer's own kernel size, strides, padding and
+    dilation. The shared network follows:
 
         parameters of M(x) = parameters of I + shared(adaptation(x))
 
-    The kernels of the layers must have the same size. What the recipe leaves open, such as
-    the width, is taken from the first layer built. Adaptations have the regularizer of
-    their layer's kernel; the shared kernels have none.
+    The first layer built decides what the recipe leaves open, such as the width.
+    Adaptations have the regularizer of their layer's kernel; the shared kernels have none.
 
-    A `.keras` file keeps the sharing. An `.h5` file and `to_json`, which describe layers
-    one by one, give each layer a separate predictor, and `keras.models.clone_model` raises
-    an error: save and load the model to copy it.
+    A `.keras` file keeps the sharing. `.h5` files and `to_json`, which describe layers one
+    by one, give each layer a separate predictor, and `keras.models.clone_model` raises an
+    error: copy the model by saving and loading it.
 
     Args:
         predictor: A `SimilarityPredictor`, or a name of its `kind`.
@@ -46,26 +46,22 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         parameters of `M`; `(batch, outputs)` if pooled.
 
     Raises:
-        ValueError: For arguments outside the ranges above, and for layers that the network
-            does not fit.
+        ValueError: For arguments outside these ranges, and for layers that do not fit.
 
     Example:
 
     >>> import keras
     >>> import nsl_keras
     >>> shared = nsl_keras.predictors.SharedSimilarityPredictor()
-    >>> model = keras.Sequential([
-    ...     keras.Input((16, 16, 3)),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=shared),
-    ...     nsl_keras.layers.NeuralSimilarityConv2D(16, 3, strides=2, predictor=shared),
-    ... ])
-    >>> model.layers[0].predictor is model.layers[1].predictor
-    True
+    >>> first = nsl_keras.layers.NeuralSimilarityConv2D(8, 3, predictor=shared)
+    >>> second = nsl_keras.layers.NeuralSimilarityConv2D(16, 3, 2, predictor=shared)
+    >>> tuple(second(first(keras.ops.ones((2, 9, 9, 4)))).shape)
+    (2, 3, 3, 16)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.2 and Figure
-        3(b). The paper does not say how wide the adaptation is; 32 filters save the "nearly
-        half" that Section 7.1 states.
+        3(b). The paper gives no width of the adaptation; 32 filters save the "nearly half"
+        of Section 7.1.
     """
 
     def __init__(
@@ -136,7 +132,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         return tuple(self.shared_network.compute_output_shape(input_shape))
 
     def get_build_config(self) -> None:
-        """Returns `None`: the first layer that uses the predictor makes the network."""
+        """Returns `None`, because the first layer that uses it makes the network."""
 
     def get_config(self) -> dict[str, Any]:
         return {

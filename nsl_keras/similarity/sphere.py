@@ -37,8 +37,7 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
     cosine = ops.clip(cosine, COSINE_MARGIN - 1, 1 - COSINE_MARGIN)
     if response == "linear":
         return 1 - LINEAR_SLOPE * ops.arccos(cosine)
-    # The authors' fractions of exponentials, as hyperbolic tangents: these cannot
-    # overflow, however small `k` is.
+    # The authors' fractions of exponentials as tanh, which cannot overflow for any `k`.
     k = SIGMOID_CURVATURE if curvature is None else ops.abs(curvature) + SMALLEST_CURVATURE
     largest = ops.convert_to_tensor(math.pi / (4 * k), cosine.dtype)
     return ops.tanh(ops.arcsin(cosine) / (2 * k)) / ops.tanh(largest)
@@ -107,8 +106,7 @@ class Sphere(FloatKernel):
         width = inputs.shape[axis] // self.groups
         squares = ops.reshape(squares, (*before, self.groups, width, *after))
         squares = ops.moveaxis(ops.sum(squares, axis=axis + 1), axis, -1)
-        # One axis of the patches after the other, and not by a convolution with ones, which
-        # is slow with one channel.
+        # Axis by axis, because a convolution with ones is slow for one channel.
         for each in range(self.rank):
             sizes, strides, rates = (
                 [value if place == each else 1 for place, value in enumerate(values)]
@@ -151,15 +149,15 @@ class SphereConv2D(Sphere, keras.layers.Conv2D):
 
     Args:
         Same as `keras.layers.Conv2D`, plus:
-        use_bias: bool, whether to add a bias; `False` by default.
-        normalize: `"both"`, `"input"` or `"kernel"`: the norms to divide by. Padding
-            counts as zeros in the norm of a patch, and each group has its own norm.
-        response: `"cosine"`, `"linear"`, `"sigmoid"` or `"learnable_sigmoid"`. All except
-            the first need `normalize="both"`, and clip the cosine to ±(1 - 1e-6).
+        use_bias: bool; `False` by default.
+        normalize: `"both"`, `"input"` or `"kernel"`. Padding counts as zeros in the norm of
+            a patch, and each group has its own norm.
+        response: One of the names above. All except `"cosine"` need `normalize="both"` and
+            clip the cosine to ±(1 - 1e-6).
 
     Raises:
-        ValueError: For invalid arguments, also of `keras.layers.Conv2D`, and for
-            quantized policies.
+        ValueError: For invalid arguments, also of `keras.layers.Conv2D`, and quantized
+            policies.
 
     Example:
 
@@ -185,12 +183,9 @@ class SphereConv3D(Sphere, keras.layers.Conv3D):
 class SphereDense(Sphere, keras.layers.Dense):
     """Dense hyperspherical layer: compares kernel columns and input by their angle.
 
-    With the column `W_o` of the kernel for output `o`,
+    For the column `W_o` of the kernel, with `n`, `g` and `normalize` as in `SphereConv2D`,
 
-        cos[o] = <W_o, x> / (n(x) n(W_o)),   n(a) = sqrt(sum(a^2) + 1e-4)
-        y[o] = g(cos[o]) + b[o]
-
-    where `normalize` and `g` are those of `SphereConv2D`.
+        y[o] = g(<W_o, x> / (n(x) n(W_o))) + b[o]
 
     Args:
         **kwargs: Arguments of `keras.layers.Dense` and `SphereConv2D`.
@@ -202,10 +197,6 @@ class SphereDense(Sphere, keras.layers.Dense):
     >>> layer = nsl_keras.layers.SphereDense(10, response="sigmoid")
     >>> tuple(layer(keras.random.normal((4, 32), seed=0)).shape)
     (4, 10)
-
-    Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 3.3.1
-        ("hyperspherical fully-connected networks").
     """
 
     rank, groups = 0, 1  # There is nothing to slide over.

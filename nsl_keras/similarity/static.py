@@ -17,7 +17,7 @@ _LARGEST = 1024
 
 
 def _for_each(constraint: Any) -> Any:
-    """Returns a constraint on several `M`, of a constraint that is made for one."""
+    """Returns a constraint on several `M` from a constraint on one."""
     return lambda several: ops.vectorized_map(constraint, ops.convert_to_tensor(several))
 
 
@@ -31,10 +31,9 @@ class StaticForm(BilinearForm):
     def build(
         self, kernel_shape: tuple[int, ...], filter_axes: tuple[int, ...], **_: Any
     ) -> None:
-        """Makes the weight for a kernel.
+        """Makes the weight for a kernel whose axes `filter_axes` number its filters.
 
-        `filter_axes` are the axes of the kernel that number its filters: -2 and -1 of a
-        depthwise convolution, -2 of a transposed one.
+        These are -2 and -1 of a depthwise convolution, and -2 of a transposed one.
         """
         self.measure(kernel_shape)
         similarity, sizes = self.similarity, (self.channels, kernel_shape[-1])
@@ -53,8 +52,8 @@ class StaticForm(BilinearForm):
             divides = sizes[axis] % shared_by == 0
             validation.require(divides, "shared_by", demand, shared_by)
             counts[axis] = sizes[axis] // shared_by
-        # The kernel with an axis for each block that has its own `M`, and the order that
-        # brings these two axes to the front, followed by what `M` multiplies.
+        # The shape of the kernel with an axis for each block that has its own `M`, and the
+        # order that moves these two axes to the front, followed by what `M` multiplies.
         (first, second), (channels, filters) = counts, sizes
         of_channels, of_filters = (first, channels // first), (second, filters // second)
         self._blocks: tuple[int, ...] = (self.taps, *of_channels, *of_filters)
@@ -104,10 +103,9 @@ class StaticForm(BilinearForm):
         return ops.reshape(equivalent, kernel.shape)
 
     def multiply(self, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Returns `M x` for vectors `x`, in their shape and dtype, whatever is `seen`.
+        """Returns `M x` for vectors `x` with the features last; `seen` is not used.
 
-        The last axes of the vectors are the features. Filters must share `M`, which has no
-        learned shape.
+        Filters must share `M`, which must not have a learned shape.
         """
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         is_one = self.similarity.shared_by == "layer"

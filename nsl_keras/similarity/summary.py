@@ -40,11 +40,12 @@ class LayerSummary:
 class ModelSummary(LayerSummary):
     """A model with neural similarities; prints as a table.
 
+    The attributes of `LayerSummary` here describe the whole model; `similarity_parameters`
+    counts a shared predictor once.
+
     Attributes:
-        layers: The layers with a neural similarity, and head and dictionary of a
-            `MetaNeighborhoodModel`, each a `LayerSummary`.
-        name, kind, …: Those of a `LayerSummary`, for the whole model. A shared predictor
-            is counted once in `similarity_parameters`.
+        layers: A `LayerSummary` for each layer with a neural similarity, and for the head
+            and dictionary of a `MetaNeighborhoodModel`.
     """
 
     layers: tuple[LayerSummary, ...]
@@ -63,13 +64,10 @@ class ModelSummary(LayerSummary):
 
 
 def summary(model: keras.Model) -> ModelSummary:
-    """Returns the similarities in a model, and their parameters, as a `ModelSummary`.
-
-    The result prints as a table with one row per layer that has a similarity.
+    """Returns the similarities in a model and their parameters as a `ModelSummary`.
 
     Args:
-        model: A built functional or Sequential model, or a `MetaNeighborhoodModel` whose
-            backbone is such a model.
+        model: A built model, or a `MetaNeighborhoodModel` with a built backbone.
 
     Raises:
         ValueError: If the model is not built.

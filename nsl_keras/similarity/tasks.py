@@ -22,28 +22,26 @@ _OF_TRAINING = ("initializer", "regularizer", "constraint")
 def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Writes the trained weights of a model to a file, without the frozen ones.
 
-    The file contains the trainable weights in float32, moving statistics of trainable batch
-    norms, the kinds of `M`, and a checksum of the frozen weights. A network of 100 MB needs
-    a few kilobytes for each task if only its `M` and a classifier are trained.
+    The file contains the trainable weights in float32, the moving statistics of trainable
+    batch norms, the kinds of `M`, and a checksum of the frozen weights. For a network of
+    100 MB it takes a few kilobytes if only `M` and a classifier are trained.
 
     Args:
-        model: A built model, for example of `nsl_keras.convert.add_similarity`.
-        path: A local path; `save_task` replaces a file there.
+        model: A built model, for example from `nsl_keras.convert.add_similarity`.
+        path: A local path. An existing file is replaced.
 
     Raises:
         ValueError: If the model is not built or has no trainable weights.
 
     Example:
 
-    >>> import os
     >>> import tempfile
     >>> import nsl_keras
     >>> network = nsl_keras.backbones.convnet4((16, 16, 3))
     >>> photos, scans = (nsl_keras.convert.add_similarity(network) for _ in range(2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, "photos.task")
-    ...     nsl_keras.convert.save_task(photos, path)
-    ...     nsl_keras.convert.load_task(scans, path)
+    ...     nsl_keras.convert.save_task(photos, f"{folder}/photos.task")
+    ...     nsl_keras.convert.load_task(scans, f"{folder}/photos.task")
     """
     trained, frozen = _trained_and_frozen(model, "save_task")
     validation.require(trained, "model", "one with trainable weights", model.name)
@@ -56,27 +54,23 @@ def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
 def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Gives a model the trained weights that `save_task` wrote.
 
-    The model must have the frozen weights, the similarities and the trainable weights of
-    the model that was saved. If a check fails, the model does not change.
-
     Args:
-        model: A built model that was converted in the same way, from the same network.
+        model: A built model that was converted in the same way from the same network.
         path: A file of `save_task`.
 
     Raises:
-        ValueError: If the file is of another network, of other kinds of `M`, of other
-            trainable weights, or no file of `save_task`.
+        ValueError: If the frozen weights, the kinds of `M` or the trainable weights are not
+            those of the saved model, or if the file is not one of `save_task`. The model
+            does not change then.
 
     Example:
 
-    >>> import os
     >>> import tempfile
     >>> import nsl_keras
     >>> model = nsl_keras.backbones.convnet4((16, 16, 3))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, "all.task")
-    ...     nsl_keras.convert.save_task(model, path)  # All weights: none is frozen.
-    ...     nsl_keras.convert.load_task(model, path)
+    ...     nsl_keras.convert.save_task(model, f"{folder}/all.task")  # No weight is frozen.
+    ...     nsl_keras.convert.load_task(model, f"{folder}/all.task")
     """
     trained, frozen = _trained_and_frozen(model, "load_task")
     try:
@@ -87,7 +81,7 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
         validation.require(len(values) == len(saved["weights"]), "path", "whole", path)
     except FileNotFoundError:
         raise
-    except Exception as error:  # Of any kind, where a file is cut off or foreign.
+    except Exception as error:  # A truncated or foreign file may raise any kind.
         raise ValueError(
             f"`path` must be a whole file that `save_task` wrote. Received: path={path!r}"
         ) from error
@@ -107,7 +101,7 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     validation.require(network == _checksum(frozen), "model", demand, model.name)
     paths = [each.path for each in trained]
     by_path = {row[0]: value for row, value in zip(saved["weights"], values, strict=True)}
-    # Else names were counted, as "dense_1": the order of the weights decides.
+    # Otherwise names contain counters, as "dense_1", and the order of weights decides.
     if sorted(by_path) == sorted(paths):
         values = [by_path[path] for path in paths]
     for variable, value in zip(trained, values, strict=True):

@@ -14,21 +14,17 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     """2D transposed convolution with a learned bilinear similarity.
 
     This layer is the adjoint of `NeuralSimilarityConv2D`: every input position `p` adds a
-    patch `W x_p`, transformed by `M^T`, to the output. For a kernel of `T` taps `t, u`,
-    channels `c`, filters `o`, at output position `q`,
+    patch `W x_p`, transformed by `M^T`, to the output. For taps `t, u`, channels `c` and
+    filters `o`, at output position `q`,
 
         y[q, o] = sum_{p, u} sum_t M[t, u] sum_c W[t, o, c] x[p, c] + b[o]
 
-    over all `p` and `u` with `q = p * stride + u * dilation - padding`. With default
-    initializers the static layer equals `keras.layers.Conv2DTranspose`.
+    over all `p` and `u` with `q = p * stride + u * dilation - padding`.
 
     Args:
         **kwargs: Arguments of `keras.layers.Conv2DTranspose` and `NeuralSimilarityConv2D`.
-            A predictor is refused. The matrix of `"full"` runs over the taps of all
-            filters.
-
-    Raises:
-        ValueError: See `NeuralSimilarityConv2D`, and for a predictor.
+            A predictor raises a ValueError. The matrix of `"full"` runs over the taps of
+            all filters.
 
     Example:
 
@@ -40,8 +36,8 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     (2, 16, 16, 4)
 
     Reference:
-        Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 8, names semantic
-        segmentation, whose decoders use transposed convolutions. The paper treats none.
+        Neural Similarity Learning (Liu et al., NeurIPS 2019) names semantic segmentation,
+        which uses transposed convolutions, in Section 8 but treats none.
     """
 
     plain = keras.layers.Conv2DTranspose

@@ -1,8 +1,8 @@
 """Pictures of what a model has learned; needs matplotlib.
 
 Each function returns a pyplot figure: save it with `figure.savefig("name.pdf")` and free it
-with `plt.close(figure)`. A notebook shows every open figure, so assign the result to a
-variable: as the last value of a cell, the figure would appear twice.
+with `plt.close(figure)`. In a notebook assign it to a variable: as the last value of a cell
+it would appear twice, because a notebook shows every open figure.
 """
 
 from nsl_keras.visualize.neighbors import (

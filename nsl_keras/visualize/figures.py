@@ -17,8 +17,8 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 def images_in(model: Any, x: Any) -> np.ndarray | None:
     """Returns the first inputs that are images, as `(n, height, width, channels)`.
 
-    The first layer with a data format says which axis has the channels, and without such a
-    layer `keras.config.image_data_format()`.
+    The axis of the channels is that of the first layer with a data format, by default that
+    of `keras.config.image_data_format()`.
     """
     images = next((each for each in data.leaves(x) if each.ndim == 4), None)
     formats = (getattr(layer, "data_format", None) for layer in nesting.sublayers(model))
@@ -29,7 +29,7 @@ def images_in(model: Any, x: Any) -> np.ndarray | None:
 
 
 def require_images(model: Any, x: Any, name: str) -> Any:
-    """Returns the images among the inputs, and raises if there are none."""
+    """Returns `images_in` the inputs, and raises if there are none."""
     images = images_in(model, x)
     shapes = [each.shape for each in data.leaves(x)]
     demand = "images, of shape (n, height, width, channels), or hold some"
@@ -43,7 +43,7 @@ def batch_of_one(example: Any) -> Any:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Returns an empty figure of a size in inches."""
+    """Returns an empty figure, with its size in inches."""
     try:
         import matplotlib.pyplot as plt
     except ModuleNotFoundError as error:
@@ -54,10 +54,9 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def display_range(*stacks: np.ndarray) -> tuple[float, float]:
-    """Returns the black and white values: the lowest and highest, or 0 and 1 beyond them.
+    """Returns the black and white values of all images in a figure.
 
-    The images of a figure share them. Bytes of one dark image have no white, so that these
-    are 0 and 255.
+    These are the lowest and highest values, but at most 0 and at least 1 (255 for bytes).
     """
     low = min(float(stack.min()) for stack in stacks)
     high = max(float(stack.max()) for stack in stacks)
@@ -72,10 +71,7 @@ def draw_image(
     text: str = "",
     color: str = "black",
 ) -> None:
-    """Draws an image and a text below it.
-
-    Three or four channels are drawn in colors, others as their mean in gray.
-    """
+    """Draws an image, gray unless it has 3 or 4 channels, and a text below it."""
     low, high = values
     shown = (np.asarray(image, "float32") - low) / (high - low)
     if shown.shape[-1] not in (3, 4):
@@ -92,10 +88,9 @@ def draw_matrix(
     numbers: np.ndarray | None,
     aspect: str,
 ) -> Any:
-    """Draws a matrix of changes in colors: blue is up, red is down, white is none.
+    """Draws a matrix of changes in colors from red (`-scale`) through white to blue.
 
-    A change of `scale` gets the darkest colors; `numbers` are written on them. Returns the
-    argument of `add_color_bar`.
+    Writes `numbers` on the colors, and returns the argument of `add_color_bar`.
     """
     drawn = axis.imshow(changes, cmap="RdBu", vmin=-scale, vmax=scale, aspect=aspect)
     axis.set(xticks=[], yticks=[])
@@ -107,7 +102,7 @@ def draw_matrix(
 
 
 def add_color_bar(figure: Any, drawn: Any, axes: Any, label: str) -> None:
-    """Adds the scale of colors to the right of some axes."""
+    """Adds the scale of colors on the right of some axes."""
     bar = figure.colorbar(drawn, ax=axes, aspect=25)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)

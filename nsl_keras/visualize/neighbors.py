@@ -1,4 +1,4 @@
-"""Pictures of predictions: the training images compared with, and what each entry adds."""
+"""Pictures of predictions: similar training images, and what each entry adds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 from nsl_keras.training import data
 from nsl_keras.visualize import figures
 
-#: The maximum of classes that are drawn, the most probable ones.
+#: The maximum number of classes that are drawn, the most probable ones.
 _MOST_CLASSES = 12
 
-#: The smallest change of a logit with the darkest colors.
+#: The darkest color stands for a change of at least this much.
 LEAST_CHANGE = 0.01
 
 
@@ -33,27 +33,25 @@ def plot_neighbors(
 ) -> Any:
     """Draws predictions, each beside the training images that the model finds most similar.
 
-    Each dictionary entry stands for the example nearest to it, with labels for the nearest
-    of its own class. Below an example are its label and its similarity: the largest score
-    of the key metric (by default the cosine) between the image and an entry that the
-    example stands for.
+    Each dictionary entry is represented by the example nearest to it, with labels by the
+    nearest one of its own class. Below an example are its label and its similarity: the
+    largest score of the key metric (by default the cosine) between the image and an entry
+    that the example represents.
 
     Args:
         model: A built `MetaNeighborhoodModel` that classifies.
-        x: The images to explain, one row each, as the model takes them, `(n, height, width,
-            channels)`: an array, several inputs (the first input of images is drawn), or a
-            finite data set. Values outside [0, 1] are scaled.
+        x: The images to explain, one row each, as the model takes them: an array, several
+            inputs (the first input of images is drawn), or a finite data set. Values
+            outside [0, 1] are scaled.
         examples: Training images to choose neighbors from, in the form of `x`.
-        labels: Labels of the examples, to be written below them. `None` takes the labels
-            that a data set yields, if any.
-        k: int, the number of neighbors, at most the number of examples that an entry is
-            nearest to.
+        labels: Labels of the examples. `None` takes those that a data set yields, if any.
+        k: int, the number of neighbors, at most the number of examples that represent an
+            entry.
         class_names: Names of the classes; `None` numbers them.
-        y: Labels of `x`, as for `labels`. With them the picture shows which predictions
-            hold.
+        y: Labels of `x`, as for `labels`. They show which predictions are wrong.
 
     Raises:
-        ValueError: If `x` or `examples` holds no images, `labels` or `y` do not fit, `k`
+        ValueError: If `x` or `examples` contains no images, `labels` or `y` do not fit, `k`
             is out of range, or the model is no classifier.
 
     Example:
@@ -124,16 +122,16 @@ def plot_adaptation(
     The top shows the prediction before and after adaptation. Below it are the `k` entries
     that moved the prediction most, with their class and attention, and what each of them,
     all others and the sum add to every logit (see `MetaNeighborhoodModel.neighbors`). The
-    title says "no effect" if no logit changes by 0.01.
+    title says "no effect" if no logit changes by more than 0.01.
 
     Args:
         model: A built `MetaNeighborhoodModel` that classifies.
         example: One input without batch axis, or a list or dict of inputs. The first input
             that is an image is drawn.
         k: int, the number of entries, at most `num_neighbors`.
-        images: Training images, in the form of `x` of `plot_neighbors`, or `None`. The
-            image nearest to each entry is drawn beside the entry.
-        class_names: Names of the classes; `None` numbers them. The 12 most probable
+        images: Training images as for `plot_neighbors`, or `None`. The image nearest to
+            each entry is drawn beside it.
+        class_names: Names of the classes; `None` numbers them. At most the 12 most probable
             classes are drawn.
 
     Raises:
@@ -212,14 +210,12 @@ def plot_adaptation(
 
 
 def _require_neighbors(model: Any) -> None:
-    """Raises unless a model is a classifier with neighbors."""
     is_classifier = getattr(model, "task", None) == "classification"
     demand = "a `MetaNeighborhoodModel` of classes, for example of `from_classifier`"
     validation.require(is_classifier, "model", demand, model)
 
 
 def _names_of(logits: np.ndarray, class_names: Sequence[str] | None) -> list[str]:
-    """Returns the names of the classes; by default their numbers."""
     names = range(logits.shape[1]) if class_names is None else class_names
     demand = f"{logits.shape[1]} names, one per class"
     validation.require(len(names) == logits.shape[1], "class_names", demand, class_names)
@@ -227,7 +223,6 @@ def _names_of(logits: np.ndarray, class_names: Sequence[str] | None) -> list[str
 
 
 def _named(outputs: np.ndarray, names: list[str]) -> list[str]:
-    """Returns the name of the largest output in each row."""
     return [names[index] for index in outputs.argmax(axis=1)]
 
 

@@ -16,10 +16,10 @@ from nsl_keras.similarities import Diagonal
 from nsl_keras.similarity.neural_similarity import similarities_of
 from nsl_keras.visualize import figures
 
-#: The maximum of panels in a row, and of entries in a matrix with numbers.
+#: The maximum number of panels in a row, and of entries in a matrix with numbers.
 _MOST_COLUMNS, _MOST_NUMBERED = 6, 25
 
-#: The smallest difference to the identity with the darkest colors.
+#: The darkest color stands for a difference to the identity of at least this much.
 _LEAST_SCALE = 1e-2
 
 #: A title, the numbers of a matrix or mask, and what they are without a similarity.
@@ -35,8 +35,8 @@ def plot_similarities(model: keras.Model) -> Any:
     are the entries themselves. Three-dimensional kernels are drawn slice under slice.
 
     Args:
-        model: A built Keras model with static neural similarity layers or recurrent
-            cells, or with layers that learn their kernel's shape; nested models included.
+        model: A built Keras model that contains, at any depth, static similarities or
+            layers that learn their kernel's shape.
 
     Raises:
         ValueError: If the model has no such layer, or is not built.
@@ -75,8 +75,8 @@ def plot_dynamic_similarity(
         model: A built functional or Sequential model with dynamic two-dimensional
             convolutions, or a model whose `backbone` is such a model. To draw a layer of a
             nested model, pass the nested model.
-        image: One input as the model takes it, without batch axis, or a list or dict of
-            inputs. The first input that is an image is drawn.
+        image: One input without batch axis, or a list or dict of inputs. The first input
+            that is an image is drawn.
         layer: Name of the layer; `None` takes the first dynamic layer.
 
     Raises:
@@ -84,12 +84,11 @@ def plot_dynamic_similarity(
 
     Example:
 
-    >>> import functools
+    >>> import keras
     >>> import numpy as np
     >>> import nsl_keras
-    >>> dynamic = functools.partial(
-    ...     nsl_keras.layers.NeuralSimilarityConv2D, predictor="sphere")
-    >>> model = nsl_keras.backbones.convnet4((8, 8, 1), 4, convolution=dynamic)
+    >>> layer = nsl_keras.layers.NeuralSimilarityConv2D(4, 3, predictor="sphere")
+    >>> model = keras.Sequential([keras.Input((8, 8, 1)), layer])
     >>> image = np.random.default_rng(0).random((8, 8, 1))
     >>> figure = nsl_keras.visualize.plot_dynamic_similarity(model, image)
 
@@ -108,7 +107,7 @@ def plot_dynamic_similarity(
     distances = np.abs(matrices - identity).max(axis=(-2, -1))
     place = np.unravel_index(distances.argmax(), distances.shape)
     title, numbers, identity = _panel_of(matrices[place], chosen)
-    # Room for the image, then the first row; the taps below in rows as in the kernel.
+    # The first row starts with room for the image; the rows of taps below are the kernel's.
     change = "largest change", distances, np.zeros_like(distances)
     panels: list[Panel | None]
     panels = [None, change, (f"at the cross: {title}", numbers, identity)]
@@ -149,7 +148,6 @@ def _dynamic_layer(network: Any, name: str | None) -> Any:
 
 
 def _panels_of(part: Any) -> list[Panel]:
-    """Returns captions, numbers, and what the numbers of the identity are."""
     panels = []
     if part.predictor is None:
         matrices = ops.convert_to_numpy(part.similarity_matrix).astype("float32")
@@ -162,7 +160,6 @@ def _panels_of(part: Any) -> list[Panel]:
 
 
 def _panel_of(matrix: np.ndarray, part: Any) -> Panel:
-    """Returns what is drawn of a matrix: of a diagonal one a mask on the taps."""
     if not isinstance(part.similarity, Diagonal):
         return "M[t, u]: t down, u right", matrix, np.eye(len(matrix))
     mask = _on_taps(matrix.diagonal(), part)
@@ -175,10 +172,7 @@ def _on_taps(values: np.ndarray, part: Any) -> np.ndarray:
 
 
 def _draw_panels(panels: Sequence[Panel | None], columns: int) -> tuple[Any, Any]:
-    """Draws how far matrices and masks are from the identity, with their numbers if few.
-
-    Returns the figure and its axes, which are empty where a panel is `None`.
-    """
+    """Returns a figure of panels, and its axes, which are empty for a panel `None`."""
     rows = math.ceil(len(panels) / columns)
     drawn = [panel for panel in panels if panel]
     lines = max(title.count("\n") for title, _, _ in drawn)
