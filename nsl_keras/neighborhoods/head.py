@@ -155,7 +155,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
 
     Raises:
         ValueError: For invalid arguments; at build, for a classifier's head without logits
-            of two or more classes, a head that cannot be adapted, or an unfit dictionary.
+            of two or more classes, a head that cannot be adapted, or a bad dictionary.
 
     Example:
 

@@ -66,7 +66,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     Raises:
         ValueError: See `MetaNeighborhoodHead`; at `compile`, for a classifier's loss of
-            probabilities; at `fit` and `evaluate`, for NaN, infinities, and unfit targets.
+            probabilities; at `fit` and `evaluate`, for NaN, infinities, and bad targets.
         NonFiniteLossError: At `fit`, when the loss is not finite. `predict` does not raise.
 
     Example:
@@ -275,7 +275,7 @@ class MetaNeighborhoodModel(CheckedModel):
             NumPy array `(num_neighbors,)`, the index of each entry's example.
 
         Raises:
-            ValueError: For fewer examples than entries, missing or unfit labels or targets,
+            ValueError: For fewer examples than entries, missing or bad labels or targets,
                 NaN and infinities, and a dictionary of fixed values.
 
         Example:
