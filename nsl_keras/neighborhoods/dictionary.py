@@ -47,7 +47,7 @@ class NeighborDictionary(keras.layers.Layer):
             of a weight is `1 / temperature`. Appendix A.4 reports that it overfits.
         value_scale: float above 0, the factor inside the values' softmax.
         fixed_values: bool, or untrained values of shape `(num_neighbors, num_values)`.
-            `True` fixes one-hot values, with equal, contiguous shares of the classes.
+            In classification, `True` fixes one-hot values in equal, contiguous shares.
         dropout: float in [0, 1). Training leaves out `floor(S * dropout)` entries, drawn
             uniformly, and the softmax runs over the rest.
         dropout_scope: `"example"`, or `"batch"` for one draw per batch, which is faster.

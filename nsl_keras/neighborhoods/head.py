@@ -129,7 +129,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             without state such as moving statistics. The scale of a `CosineDense` layer is
             trained but not adapted; frozen layers are adapted but not trained.
         dictionary: `NeighborDictionary`, or int, the number of a default one's entries.
-        inner_steps: int, the number of inner steps. Above 1, each example stores weights.
+        inner_steps: int, the inner steps. Above 1, each example stores its own weights.
         inner_learning_rate: float above 0, the initial inner learning rate.
         learning_rate_form: `"scalar"` learns one rate, `"diagonal"` one per row of each
             kernel and one per bias, and `"fixed"` none. Learned rates are absolute values

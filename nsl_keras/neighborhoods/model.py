@@ -150,7 +150,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
         Args:
             model: A built functional or Sequential model with one output that ends in
-                `Dense`, `CosineDense` or a 1x1 convolution of a 1x1 map, and maybe a
+                `Dense`, `CosineDense` or a 1x1 convolution of a 1x1 map, optionally with a
                 softmax; one output with a sigmoid becomes two logits. With
                 `task="regression"` it must be linear. Others raise a `ValueError`.
             dictionary: See `MetaNeighborhoodHead`.
