@@ -71,7 +71,7 @@ def convnet4(
         the authors' code ("shallownet").
     """
     widths = validation.positive_integers(filters, 4, "filters")
-    check_images(input_shape, 7)
+    check_images(input_shape, 7, any_size=True)
     layers = Units(convolution, batch_normalization, keras.initializers.GlorotUniform)
     inputs = outputs = keras.Input(input_shape)
     for index in range(2):
@@ -188,10 +188,12 @@ def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
     return tuple(shape[1:] if channels_first else shape[:-1])
 
 
-def check_images(input_shape: tuple[int | None, ...], least: int) -> None:
+def check_images(
+    input_shape: tuple[int | None, ...], least: int, any_size: bool = False
+) -> None:
     """Raises for images that are too small to pool."""
     sizes = height_and_width(input_shape)
-    large = len(sizes) == 2 and all(size is None or size >= least for size in sizes)
+    large = len(sizes) == 2 and all(any_size if s is None else s >= least for s in sizes)
     demand = f"the shape of images of at least {least}x{least} pixels"
     validation.require(large, "input_shape", demand, tuple(input_shape))
 

@@ -48,12 +48,12 @@ def save_model(
     `classify` needs TensorFlow and a model that ends in `few_shot.ClassLogits`, as `adapt`
     returns. Only a `MetaNeighborhoodModel` gets the last three signatures. `entries` are
     the `indices` of `MetaNeighborhoodModel.neighbors`, which explains the other outputs,
-    and `classes` (of classifiers) are the entries' classes.
+    and `classes` the classes of a classifier's entries.
 
-    A single input is named `inputs`. Several inputs keep the names of the model's inputs
-    or, for dict inputs, the keys: `{"both": [a, b]}` becomes `both_0` and `both_1`, and an
-    underscore replaces all that is no letter or digit. The method `serve` of the loaded
-    model, and `keras.layers.TFSMLayer`, take the model's structure. A few-shot learner has
+    A single input is named `inputs`. Several inputs keep their names or, in a dict, their
+    keys: `{"both": [a, b]}` becomes `both_0` and `both_1`, and an underscore replaces all
+    that is no letter or digit. The method `serve` of the loaded model, and
+    `keras.layers.TFSMLayer`, take the model's structure. A few-shot learner takes
     `support_images`, `support_labels` (int32) and `query_images`; on TensorFlow the set
     sizes may vary. A single output is named `output_0`; outputs in a dict keep their keys.
 
@@ -62,18 +62,17 @@ def save_model(
     too small for it meaningless outputs. Inputs are not checked for NaN.
 
     Static similarities are folded if `nsl_keras.convert.fold` can. The SavedModel is
-    written to a hidden folder, compared with the model, and then renamed, so readers see
-    either the complete SavedModel or nothing.
+    compared with the model and then renamed into place, so readers never see a part of it.
 
     Args:
         model: A built Keras model with any structure of inputs, or a few-shot learner.
             Instead of a `few_shot.Finetuner`, pass what its `adapt` returns.
         filepath: Local folder to write, which must not exist yet. Servers read
             `name/version`, for example `"digits/1"`.
-        signatures: Further signatures by name, each a function from a batch of the model's
-            inputs to tensors whose first axis is the batch. They replace signatures above
-            of the same name. A signature that looks up words must be a Keras model or
-            layer, so that its vocabulary is written too.
+        signatures: Further signatures by name, or replacements of those above, each a
+            function from a batch of the model's inputs to tensors whose first axis is the
+            batch. One that looks up words must be a Keras model or layer, so that its
+            vocabulary is written too.
         preprocessing: Keras model, layer or other function that returns the model's inputs.
             It becomes part of every signature; for words see `signatures`. For bytes of any
             size pass a model of `keras.Input((None, None, 3), dtype="uint8")`. It must cast
@@ -86,8 +85,8 @@ def save_model(
 
     Raises:
         ValueError: If `filepath` is remote or exists, the model is not built, two inputs
-            get the same name, `examples` are needed, ragged or do not fit, or `k` exceeds
-            the dictionary.
+            share a name, `examples` are needed, ragged or invalid, or `k` exceeds the
+            dictionary.
         RuntimeError: If the predictions of the SavedModel differ from the model's by more
             than rounding, or the noise of a random model, explains.
 
@@ -208,7 +207,7 @@ def _tables_in(part: Any) -> Iterator[Any]:
 
 
 def _spec(tensor: Any) -> keras.InputSpec:
-    """Returns an input like an array or symbol, of any batch size."""
+    """Returns the input of an array or symbol, for any batch size."""
     is_text = getattr(tensor.dtype, "kind", "") in ("U", "S", "O")
     dtype = "string" if is_text else keras.backend.standardize_dtype(tensor.dtype)
     dtype = keras.config.floatx() if dtype == "float64" else dtype  # NumPy's default.
@@ -217,7 +216,6 @@ def _spec(tensor: Any) -> keras.InputSpec:
 
 
 def _signatures_of(model: Any, k: int, names: Any) -> dict[str, Function]:
-    """Returns the built-in signatures of a model."""
     functions: dict[str, Function] = {"serve": lambda x: model(x, training=False)}
 
     def classify(inputs: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Batch norms without initialization bias, which can normalize by batch in inference too.
 
-The public layer is `nsl_keras.layers.BatchNormalization`; convert Keras's layers with
-`nsl_keras.convert.convert_batch_norms`. The learners of `few_shot` normalize by episode.
+`convert_batch_norms` converts Keras's layers. Learners of `few_shot` normalize by episode.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ PART_OF_EXAMPLES = 1 / 512
 def normalizing_by_batch(layers: Sequence[BatchNormalization]) -> Iterator[None]:
     """Makes batch norms normalize by their batch in the context, in inference too.
 
-    Each of them assigns the mean and variance of its batch to its moving statistics. Enter
-    a `keras.StatelessScope` around it: there they are values of these variables, through
-    which gradients run, and the layers do not change.
+    Each assigns the mean and variance of its batch to its moving statistics. Enter a
+    `keras.StatelessScope` around it: the layers do not change then, and gradients run
+    through the scope's values of these variables.
     """
     for layer in layers:
         layer.batches_left = 1
@@ -46,9 +45,9 @@ def normalizing_by_batch(layers: Sequence[BatchNormalization]) -> Iterator[None]
 class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """Batch norm whose moving statistics have no initialization bias.
 
-    Of the start of Keras's moving statistics, mean 0 and variance 1, a share `momentum^t`
+    Keras's moving statistics start at mean 0 and variance 1, of which a share `momentum^t`
     remains after `t` steps. Until it fades, inference is far less accurate than training.
-    In this layer, statistics `s_t` of `n_t` examples, after `N` earlier examples, count as
+    This layer averages statistics `s_t` of `n_t` examples, after `N` earlier examples, by
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
         r_t = max(1 - momentum, n_t / (n_t + max(N / 512, min(N, 32))))
@@ -88,8 +87,7 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """
 
     plain = keras.layers.BatchNormalization
-    #: The number of batches that the layer may still normalize by; see
-    #: `normalizing_by_batch`. Outside its context it is `None`.
+    #: How many batches the layer may normalize by; `None` outside `normalizing_by_batch`.
     batches_left: int | None = None
 
     def __init__(
@@ -146,7 +144,6 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
         return outputs
 
     def _measure(self, inputs: Tensor, mask: Any) -> None:
-        """Assigns the statistics of a batch to the moving statistics."""
         demand = "called once in a model, without a mask, to normalize by episode"
         received = "several calls" if mask is None else mask
         fits = self.batches_left and mask is None
@@ -168,9 +165,8 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
 def convert_batch_norms(model: keras.Model) -> keras.Model:
     """Returns a copy of a model with this package's batch norms in place of Keras's.
 
-    The copy computes and trains like the model, and shares no weights with it. Its batch
-    norms can normalize by the images of an episode, which few-shot learners with
-    `batch_normalization="support"` or `"transductive"` need.
+    The copy computes and trains like the model, and shares no weights with it. Few-shot
+    learners with `batch_normalization="support"` or `"transductive"` need it.
 
     Args:
         model: A built functional or Sequential model. It is not changed.
@@ -183,9 +179,8 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
 
     >>> import keras
     >>> from nsl_keras import convert
-    >>> network = keras.Sequential([
-    ...     keras.Input((8, 8, 3)), keras.layers.BatchNormalization(name="norm")])
-    >>> convert.convert_batch_norms(network).get_layer("norm").__module__
+    >>> network = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization()])
+    >>> type(convert.convert_batch_norms(network).layers[0]).__module__
     'nsl_keras.normalization'
     """
     graphs.graph_of(model)
@@ -196,10 +191,7 @@ def convert_batch_norms(model: keras.Model) -> keras.Model:
 
 
 def turn_batch_norm(layer: Any) -> None:
-    """Turns a built batch norm of Keras into this package's; leaves other layers alone.
-
-    It moves its statistics as Keras does.
-    """
+    """Turns a built batch norm of Keras into this package's, with Keras's statistics."""
     if type(layer) is keras.layers.BatchNormalization:
         _require_no_renorm(layer)
         layer.__class__ = BatchNormalization

@@ -136,6 +136,7 @@ def test_parameters_of_the_papers(build, options, parameters, outputs):
 test_errors = refusing(
     (lambda: backbones.convnet4((None, 6, 3)), r"at least 7x7 .*\(None, 6, 3"),
     (lambda: backbones.cnn9((7, 32, 3)), "`input_shape` must .*8x8"),
+    (lambda: backbones.cnn9((None, 32, 3)), "`input_shape` must .*8x8"),
     (lambda: backbones.cnn4((15, 32, 3)), "`input_shape` must .*16x16"),
     (lambda: backbones.convnet4(filters=(1, 2, 3)), "`filters` must be .* 4 of them"),
     (lambda: backbones.cnn4(filters=0), "`filters` must be a positive .*filters=0"),

@@ -69,7 +69,7 @@ def leave_out_of_xla(layer: keras.layers.Layer) -> None:
     """Keeps TensorFlow's models with a layer out of XLA, Keras's default on a GPU.
 
     The gradient of the layer's `vectorized_map` makes XLA treat variables as constants and
-    recompile every step. Keras warns if `jit_compile` is True.
+    recompile every step.
     """
     if keras.backend.backend() == "tensorflow":
         layer.supports_jit = False
@@ -78,8 +78,7 @@ def leave_out_of_xla(layer: keras.layers.Layer) -> None:
 def forget_initial_epoch(model: keras.Model) -> None:
     """Lets the next `fit` begin at its own first epoch after `BackupAndRestore`.
 
-    Keras's callback leaves the epoch that it resumed from in a private attribute of the
-    model, from which every further `fit` would begin (3.15).
+    Keras (3.15) leaves the resumed epoch there, at which every further `fit` would begin.
     """
     model._initial_epoch = 0
 
@@ -110,9 +109,6 @@ def sum_over_chunks(
         entries: Tensors with an axis over the entries, of a known size if there are chunks.
         axes: For each tensor of `entries`, the axis that runs over the entries.
         chunk_size: Largest number of entries in a chunk; `None` for all at once.
-
-    Returns:
-        The sums, in a list.
     """
     size = entries[0].shape[axes[0]]
     if chunk_size is None or chunk_size >= size:
@@ -175,7 +171,7 @@ def map_chunks(
 
 
 def _division(size: Any, elements: Any) -> tuple[Any, Any, Any]:
-    """Returns a number of chunks, their size, and how many entries the last one misses."""
+    """Returns the number of chunks, their size, and how many entries the last one lacks."""
     if not on_cpu():
         return 1, size, 0
     known = isinstance(elements, int)

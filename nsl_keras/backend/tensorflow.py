@@ -118,17 +118,11 @@ def _recomputed(
     shared: Tensors,
     chunks: Tensors,
 ) -> Any:
-    """Returns what a loop over chunks returns; its gradient is a loop as well.
+    """Returns `loop(shared, chunks)`; its gradient is a loop as well.
 
-    TensorFlow's gradient of a loop would keep what the function computes of every chunk.
-
-    Args:
-        loop: Callable `loop(shared, chunks)`.
-        function: What the loop applies to `(*shared, *chunk)`.
-        upstream_of: Callable `upstream_of(upstream, index)`, which returns the gradient
-            with respect to the outputs of the function for one chunk.
-        shared: Tensors that all chunks have in common.
-        chunks: Tensors with an axis over the chunks in front.
+    TensorFlow's gradient of a loop would keep what the function, which the loop applies to
+    `(*shared, *chunk)`, computes of every chunk. `upstream_of(upstream, index)` returns the
+    gradient with respect to the function's outputs for one chunk.
     """
     number = len(shared)
 
@@ -185,10 +179,9 @@ def compiled(function: Function, jit_compile: bool) -> Function:
 def not_inlined(function: Function) -> Function:
     """Returns the function as a graph that is not inlined into other graphs.
 
-    Use it for gradients in the body of a loop. The graph of a loop contains a cycle, in
-    which TensorFlow does not match a pooling with its gradient. It then cannot use the
-    oneDNN kernel, which is several times as fast on CPUs. TensorFlow has no public name for
-    the attribute.
+    Use it for gradients in the body of a loop, whose graph contains a cycle: there
+    TensorFlow does not match a pooling with its gradient, and cannot use the oneDNN kernel,
+    which is several times as fast on CPUs. TensorFlow has no public name for the attribute.
     """
     return tf.function(function, experimental_attributes={"_noinline": True})
 
@@ -244,9 +237,9 @@ def replicas_in_sync() -> int:
 class ReplicatedModel(keras.Model):
     """A Keras model that trains under `tf.distribute.MultiWorkerMirroredStrategy`.
 
-    In Keras 3.15 two faults make `fit` fail there (keras-team/keras issue 20585). The fault
-    in the private `_maybe_symbolic_build` also makes `fit` fail under `MirroredStrategy` if
-    the first batch does not divide among the replicas.
+    In Keras 3.15 two faults make `fit` fail there (keras-team/keras issue 20585). That of
+    `_maybe_symbolic_build` also makes `fit` fail under `MirroredStrategy` if the first
+    batch does not divide among the replicas.
     """
 
     def compute_metrics(

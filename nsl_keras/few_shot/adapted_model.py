@@ -37,10 +37,7 @@ class Adapting:
 
     @property
     def effective_batch_normalization(self) -> str | None:
-        """The policy that batch norms follow as their `trainable` flags are now.
-
-        `batch_normalization`; or `"moving"` if none is trainable; `None` without any.
-        """
+        """`batch_normalization`; `"moving"` if all norms are frozen; `None` without any."""
         trainable = [each.trainable for each in batch_norms(self)]
         policy = self.batch_normalization if any(trainable) else "moving"
         return policy if trainable else None
@@ -51,31 +48,29 @@ class Adapting:
         """Returns a Keras model that classifies single examples into new classes.
 
         Its outputs are the learner's logits for queries, with `x` as the support set,
-        divided by a temperature: their softmax gives calibrated probabilities. The model
-        has the attributes `class_names` and `temperature`, of a last `ClassLogits`. The
-        temperature is fitted to examples that the learner classifies from the rest of `x`,
-        a fifth of each class at a time; or, with a single example of each class, to the
-        support set itself. A `MAML` with an `inner_loss` returns the adapted network. The
-        model shares no weights with the learner. Import nsl_keras before you load its file.
+        divided by the `temperature` of a last `ClassLogits`, so that their softmax gives
+        calibrated probabilities. The temperature is fitted to examples that the learner
+        classifies from the rest of `x`, a fifth of each class at a time; or, with a single
+        example of each class, to the support set itself. A `MAML` with an `inner_loss`
+        returns the adapted network. The model shares no weights with the learner. To load
+        its file, import nsl_keras.
 
         Args:
             x: Array or list of the support examples; or a data set of batches `(examples,
                 labels)`, for example of `keras.utils.image_dataset_from_directory`.
-            y: Array of labels, numbers or names of the classes; with an `inner_loss`
-                targets; `None` if `x` is a data set.
-            class_names: Names of the classes. Labels are then these names, or numbers that
-                count them from 0. `None` takes the names from the data set, or the labels
-                themselves, in ascending order.
+            y: Array of class numbers or names, or with an `inner_loss` targets; `None` if
+                `x` is a data set.
+            class_names: Names of the classes; labels are these names, or numbers that count
+                them from 0. `None` takes the names from the data set, or sorts the labels.
 
         Returns:
-            A built model, not compiled: a `keras.Sequential` or, from a
-            `NeighborhoodLearner`, a `MetaNeighborhoodModel`, whose `neighbors` are support
-            examples.
+            A built, uncompiled `keras.Sequential`; from a `NeighborhoodLearner`, a
+            `MetaNeighborhoodModel` whose `neighbors` are support examples.
 
         Raises:
-            ValueError: For bad examples, labels or names; if the network fixes the number
-                of classes, for more or fewer than `ways`; for logits that are not finite;
-                and for `batch_normalization="transductive"`.
+            ValueError: For bad examples, labels or names; for another number of classes
+                than a network of fixed `ways` has; for logits that are not finite; and for
+                `batch_normalization="transductive"`.
 
         Example:
 
@@ -83,12 +78,10 @@ class Adapting:
         >>> import nsl_keras
         >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
         >>> learner = nsl_keras.few_shot.NearestCentroid(backbone)
-        >>> images = np.random.default_rng(0).normal(size=(6, 8, 8, 1))
-        >>> model = learner.adapt(images, ["fox", "owl", "owl", "fox", "elk", "elk"])
-        >>> model.predict(images, verbose=0).argmax(axis=1).tolist()
-        [1, 2, 2, 1, 0, 0]
-        >>> model.class_names
-        ('elk', 'fox', 'owl')
+        >>> images = np.random.default_rng(0).normal(size=(4, 8, 8, 1))
+        >>> model = learner.adapt(images, ["owl", "elk", "owl", "elk"])
+        >>> model.class_names, model.predict(images, verbose=0).argmax(axis=1).tolist()
+        (('elk', 'owl'), [1, 0, 1, 0])
         """
         if class_names is None:
             class_names = getattr(x, "class_names", None)
@@ -126,15 +119,14 @@ class Adapting:
         return model
 
     def _build_for(self, shape: Any, label_shape: Any = ()) -> None:
-        """Builds the learner for examples and labels of these shapes."""
+        """Builds the learner, unless it is built, for shapes of examples and labels."""
 
     def _adapted(
         self, images: Any, labels: np.ndarray, head: ClassLogits | None
     ) -> tuple[keras.Model, Any, Any]:
-        """Returns the model that a support set leads to, a learner and its examples.
+        """Returns the model of a support set, a learner of equal logits, and its examples.
 
-        The model ends in `head`, or without it predicts the targets of a regression. The
-        learner takes episodes of the examples, and has the logits of the model.
+        The model ends in `head`, or without it predicts the targets of a regression.
         """
         raise NotImplementedError
 
@@ -144,8 +136,8 @@ def adapted_copy(
 ) -> list[Any]:
     """Returns an input, and a copy that computes what a model computes in an episode.
 
-    Batch norms of the copy normalize by the `policy`, `"support"` (the examples) or
-    `"moving"`. `values` are new values of variables, by the variables' ids.
+    Batch norms of the copy follow the `policy`, `"support"` (the examples) or `"moving"`.
+    `values` maps ids of variables to new values.
     """
     new = {id(each): each for each in model.variables} | (values or {})
     functional = FunctionalModel(model, model.variables, policy)
@@ -166,7 +158,6 @@ def adapted_copy(
 
 
 def _temperature(learner: Any, examples: Any, labels: np.ndarray) -> float:
-    """Returns the temperature of a learner's logits, from a support set alone."""
     examples = np.asarray(ops.convert_to_numpy(examples))
 
     def logits_of(support: Any, queries: Any) -> np.ndarray:

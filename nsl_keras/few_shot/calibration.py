@@ -16,8 +16,7 @@ SEEN = 0.08
 def held_out_parts(labels: np.ndarray) -> list[np.ndarray]:
     """Returns masks of the parts of a support set that are held out in turn.
 
-    Each class spreads evenly over the parts, at most five; with five examples or fewer, one
-    is held out at a time. A class of one example is never held out.
+    Each class spreads evenly over at most five parts. A single example is never held out.
     """
     order, counts = np.zeros((2, len(labels)), int)
     for label in np.unique(labels):
@@ -33,8 +32,8 @@ def fitted_temperature(
     """Returns the temperature that minimizes the cross-entropy of `logits / temperature`.
 
     The target of the true class is `1 - doubt`, so that a few right answers do not give
-    certainty; `None` is the doubt of Platt (1999) about examples that are held out. The
-    search is over a grid with steps of 2 %.
+    certainty; `None` is the doubt of Platt (1999) about held-out examples. The search takes
+    steps of 2 %.
     """
     validation.finite(logits, "logits")
     doubt = 1 / (len(labels) + 2) if doubt is None else doubt

@@ -20,8 +20,8 @@ from nsl_keras.training.data import gather, is_in_memory, map_arrays, with_text
 class ClassLogits(keras.layers.Layer):
     """Logits of named classes, divided by a temperature: `outputs = inputs / temperature`.
 
-    It is the last layer of the classifiers that `adapt` returns. Because the temperature
-    is a weight, `calibrate` also changes the predictions of a model that has predicted.
+    It ends the classifiers that `adapt` returns. The temperature is a weight, so that
+    `calibrate` also changes models whose functions are traced.
 
     Args:
         class_names: Names of the classes, in the order of the logits.
@@ -35,8 +35,7 @@ class ClassLogits(keras.layers.Layer):
         Same as the input, in float32 or wider.
 
     Raises:
-        ValueError: If `temperature` is not above 0; when built, if there is another number
-            of logits than of names.
+        ValueError: If `temperature` is not above 0; at build, unless each logit has a name.
 
     Example:
 
@@ -95,7 +94,7 @@ class ClassLogits(keras.layers.Layer):
 
 
 class NamesClasses(keras.Model):
-    """Private mixin of models with a `ClassLogits`, in their attribute `classes`."""
+    """Private mixin of models whose attribute `classes` is a `ClassLogits`."""
 
     classes: Any
 
@@ -112,16 +111,15 @@ class NamesClasses(keras.Model):
     def calibrate(self, x: Any, y: Any = None) -> None:
         """Fits the temperature to labeled examples, or sets it to a number.
 
-        Call this after you trained or changed the model: its probabilities are no longer
-        calibrated then. The examples must be held out, which means neither given to `adapt`
-        nor trained on. Otherwise the probabilities become too large.
+        Call this after you train or change the model, which spoils its calibration. Pass
+        examples that were neither given to `adapt` nor trained on, or the probabilities
+        become too large.
 
         Args:
             x: Held-out examples as for `predict`, or a data set of batches `(examples,
                 labels)`; or the temperature itself, a float above 0.
             y: Array of labels as `adapt` takes them, or numbers that count `class_names`
-                from 0 unless these are numbers. `None` if `x` is a data set or a
-                temperature.
+                from 0 unless these are numbers. `None` if `x` is a data set or temperature.
 
         Raises:
             ValueError: If a label is no class, logits are not finite, or the temperature is
@@ -132,11 +130,10 @@ class NamesClasses(keras.Model):
         >>> import numpy as np
         >>> import nsl_keras
         >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
-        >>> images = np.random.default_rng(0).normal(size=(9, 8, 8, 1))
-        >>> labels = ["elk", "owl", "fox"] * 3
+        >>> images = np.random.default_rng(0).normal(size=(4, 8, 8, 1))
         >>> learner = nsl_keras.few_shot.NearestCentroid(backbone)
-        >>> model = learner.adapt(images[:6], labels[:6])
-        >>> model.calibrate(images[6:], labels[6:])
+        >>> model = learner.adapt(images[:2], ["elk", "owl"])
+        >>> model.calibrate(images[2:], ["elk", "owl"])
         >>> model.calibrate(1.5)
         >>> model.temperature
         1.5
@@ -156,16 +153,15 @@ class NamesClasses(keras.Model):
         self.classes.calibrate(fitted_temperature(logits, matches.argmax(axis=1)))
 
     def classify(self, x: Any, **options: Any) -> dict[str, np.ndarray]:
-        """Returns what the signature `classify` of a SavedModel returns, as NumPy arrays.
+        """Predicts class names and probabilities, as a SavedModel's signature `classify`.
 
         Args:
             x: Examples as for `predict`, or text in a NumPy array.
             **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
 
         Returns:
-            A dict of `class`, the name of the most probable class of each example, of shape
-            `(n,)`, and `probabilities`, in the order of `class_names`, of shape `(n,
-            classes)`.
+            A dict of NumPy arrays: `class`, the most probable name of each example, and
+            `probabilities` of shape `(n, classes)`, in the order of `class_names`.
 
         Example:
 
@@ -185,23 +181,15 @@ class NamesClasses(keras.Model):
 
 
 def named_classes(logits: Any, names: Any, take: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the `class` of each example, one of the names, and all `probabilities`.
-
-    `take(names, places)` returns names: of NumPy, or of TensorFlow for tensors of a graph.
-    """
+    """Returns what `classify` returns; `take` is NumPy's or, in a graph, TensorFlow's."""
     places = ops.argmax(logits, axis=-1)
     return {"class": take(names, places), "probabilities": ops.softmax(logits)}
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class AdaptedModel(NamesClasses, keras.Sequential):
-    """What `adapt` returns: a network, and the `ClassLogits` of new classes.
-
-    `class_names`, `temperature` and `calibrate` are those of the last layer; `classify`
-    returns names and probabilities.
-    """
+    """What `adapt` returns: a network, and the `ClassLogits` of new classes."""
 
     @property
     def classes(self) -> Any:
-        """The last layer."""
         return self.layers[-1]

@@ -17,12 +17,12 @@ from nsl_keras.training.data import array_of, with_text
 class Episode(NamedTuple):
     """One few-shot task, or a batch of them, in which each array has an extra leading axis.
 
-    Examples and labels are ordered by class. Labels are renumbered from 0 in each episode.
+    Examples are ordered by class. Classes are renumbered from 0 in each episode.
 
     Attributes:
         support_images: Array `(ways * shots, ...)` of examples to adapt to.
         support_labels: int32 array `(ways * shots,)` of classes 0 to `ways - 1`.
-        query_images: Array `(ways * queries, ...)`, to evaluate the adapted model on.
+        query_images: Array `(ways * queries, ...)` of examples to classify.
         query_labels: int32 array `(ways * queries,)`.
 
     Example:
@@ -45,26 +45,23 @@ class EpisodeSampler:
 
     An episode contains `ways` different classes, drawn uniformly, and `shots + queries`
     different examples per class. Episode `i` depends on `seed` and `i` alone, so that
-    several methods can be compared on the same episodes. Episodes contain the examples in
-    float32, multiplied by `scale`.
+    several methods can be compared on the same episodes.
 
     Args:
         images: Array of shape `(n, ...)`: images, vectors, signals, token IDs or text.
-        labels: Array of shape `(n,)` or `(n, 1)`: the class of each example, a number or
-            a name. Pass one part of the classes only (see `split_classes` and
-            `select_classes`).
+        labels: Array of shape `(n,)` or `(n, 1)`: class numbers or names. Pass one part of
+            the classes only (see `split_classes` and `select_classes`).
         ways: int, the number of classes in an episode.
         shots: int, the number of support examples per class.
         queries: int, the number of query examples per class.
         seed: int, at least 0.
-        scale: float above 0, for example `1 / 255` for bytes if the network takes images
-            in [0, 1]; or `None` to keep examples as they are: token IDs stay integers.
+        scale: float above 0 that multiplies examples, which become float32: `1 / 255` turns
+            bytes into [0, 1]. `None` keeps them as they are, for example integer token IDs.
             Text always stays as it is.
 
     Raises:
-        ValueError: If there are fewer classes than `ways`, or a class (the message names
-            it) has fewer examples than `shots + queries`; if the examples are not finite,
-            or differ in number from the labels.
+        ValueError: If there are fewer classes than `ways`, a class has fewer examples than
+            `shots + queries`, or examples are not finite or not as many as labels.
 
     Example:
 
@@ -129,7 +126,7 @@ class EpisodeSampler:
         Args:
             dataset: Iterable of `{"image": ..., "label": ...}` or of `(image, label)`, with
                 images of one size.
-            **options: Further arguments of the class.
+            **options: Further arguments of `EpisodeSampler`.
         """
         pairs = [
             (example["image"], example["label"]) if isinstance(example, dict) else example
@@ -143,10 +140,7 @@ class EpisodeSampler:
         return Episode(*(array[0] for array in self.episodes(1, index)))
 
     def episodes(self, count: int, start: int = 0) -> Episode:
-        """Returns a batch of episodes, `start` to `start + count - 1`.
-
-        All of them are in memory at once.
-        """
+        """Returns a batch of the episodes `start` to `start + count - 1`, all in memory."""
         count = validation.positive_integer(count, "count")
         start = validation.non_negative_integer(start, "start")
         drawn = np.stack([self._draw(start + i) for i in range(count)])
@@ -157,7 +151,7 @@ class EpisodeSampler:
         )
 
     def _draw(self, index: int) -> np.ndarray:
-        """Returns the numbers of an episode's examples, `(ways, shots + queries)`."""
+        """Returns the indices of an episode's examples, `(ways, shots + queries)`."""
         generator = np.random.default_rng((self.seed, index))
         classes = generator.choice(len(self.classes), self.ways, replace=False)
         pools = [self._images_of[each] for each in classes]
@@ -176,16 +170,15 @@ class EpisodeSampler:
     def batches(self, batch_size: int, steps: int, start: int = 0) -> keras.utils.PyDataset:
         """Returns batches of episodes for `fit`, `evaluate` and `predict`.
 
-        Batch number `i` of epoch number `e` is
-        `((support_images, support_labels, query_images), query_labels)` of the episodes
-        from number `start + (e * steps + i) * batch_size`.
+        Batch `i` of epoch `e`, both from 0, is `((support_images, support_labels,
+        query_images), query_labels)` of the episodes from `start + (e * steps + i) *
+        batch_size` on. Do not pass `steps_per_epoch` to `fit`, because an epoch counts only
+        when all its batches have been taken.
 
         Args:
             batch_size: int, the number of episodes in a batch.
             steps: int, the number of batches in an epoch.
-            start: int, the number of the first episode. To continue a training of `e`
-                epochs, pass `e * steps * batch_size`. Do not pass `steps_per_epoch` to
-                `fit`, because an epoch counts only when all its batches have been taken.
+            start: int, the first episode: `e * steps * batch_size` after `e` epochs.
         """
         return _EpisodeBatches(self, batch_size, steps, start)
 
@@ -231,16 +224,13 @@ class _EpisodeBatches(keras.utils.PyDataset):
 def split_classes(
     labels: Any, sizes: Sequence[int] | Sequence[float], seed: int = 0
 ) -> list[np.ndarray]:
-    """Splits classes at random into disjoint sets, for evaluation on unseen classes.
+    """Splits classes at random into disjoint, sorted arrays, to evaluate on unseen classes.
 
     Args:
-        labels: Array of shape `(n,)`: the class of each example, a number or a name.
+        labels: Array of shape `(n,)`, class numbers or names.
         sizes: The sizes of the sets: ints that add up to the number of classes, or floats
             that add up to 1.
         seed: int, fixes the draw.
-
-    Returns:
-        A list of sorted arrays of classes, one per size.
 
     Raises:
         ValueError: If the sizes do not add up, or leave a set without classes.
@@ -248,8 +238,7 @@ def split_classes(
     Example:
 
     >>> from nsl_keras import few_shot
-    >>> labels = ["cat", "cat", "cow", "dog", "dog", "owl"]
-    >>> train, test = few_shot.split_classes(labels, (0.75, 0.25), seed=1)
+    >>> train, test = few_shot.split_classes(["cat", "cow", "dog", "dog", "owl"], (3, 1))
     >>> len(train), len(test), len({*train} & {*test})
     (3, 1, 0)
     """
@@ -271,15 +260,12 @@ def split_classes(
 
 
 def select_classes(images: Any, labels: Any, classes: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Picks the examples of some classes.
+    """Returns the `(images, labels)` of some classes, in the same order.
 
     Args:
         images: Array of shape `(n, ...)`, images or other examples.
-        labels: Array of shape `(n,)`: the class of each example, a number or a name.
+        labels: Array of shape `(n,)`, class numbers or names.
         classes: Array of classes, as `split_classes` returns them.
-
-    Returns:
-        `(images, labels)` of these classes alone, in the same order.
 
     Raises:
         ValueError: If a class has no example, or for bad examples or labels.

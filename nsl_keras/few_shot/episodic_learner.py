@@ -104,7 +104,6 @@ class EpisodicLearner(Adapting, CheckedModel):
                 self.build((images, labels, images))
 
     def _output_of(self, shape: tuple[int | None, ...]) -> keras.KerasTensor:
-        """Returns the network's symbolic output for a batch of examples of a shape."""
         network, images = self.network, (None, *shape)
         found = graphs.symbols_of(network)[1] if graphs.is_graph(network) else None
         if found is None or isinstance(found, keras.KerasTensor):  # Else a list or dict.
@@ -126,7 +125,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         """Returns the loss; `sample_weight` has a weight per episode or per query."""
         if sample_weight is not None:
             # Keras would broadcast weights of episodes along another axis, and divide by
-            # too small a sum: a loss has all axes of the outputs but the last.
+            # too small a sum. A loss has all axes of the outputs but the last.
             if len(y_pred.shape) == len(np.shape(sample_weight)) == 2:
                 y, y_pred = y[..., None], y_pred[..., None]
             shape = ops.shape(y_pred)[:-1]
@@ -136,10 +135,7 @@ class EpisodicLearner(Adapting, CheckedModel):
 
 
 def one_hot(labels: Tensor, ways: int, dtype: str | None = None) -> Tensor:
-    """Returns one-hot labels, and `-inf` for labels outside the classes.
-
-    Otherwise a support example of such a label would be left out in silence.
-    """
+    """Returns one-hot labels; `-inf` for unknown ones, otherwise left out in silence."""
     labels = ops.cast(labels, "int32")
     found = ops.one_hot(labels, ways, dtype=dtype)
     known = ops.logical_and(labels >= 0, labels < ways)
@@ -149,10 +145,7 @@ def one_hot(labels: Tensor, ways: int, dtype: str | None = None) -> Tensor:
 def episode_shapes(
     input_shape: Sequence[Sequence[int | None]], label_shape: tuple[int, ...] | None = None
 ) -> tuple[tuple[int | None, ...], ...]:
-    """Returns the shapes of an episode's inputs as tuples, checked against each other.
-
-    Labels may have any shape for `label_shape=None`.
-    """
+    """Returns the shapes of an episode's inputs, checked; `label_shape=None` allows any."""
     if len(input_shape) == 3 and all(
         isinstance(each, (tuple, list)) and len(each) >= 2 for each in input_shape
     ):

@@ -108,14 +108,14 @@ def evaluate(
         learner: A learner of this package, or any callable from a batched `Episode` to
             logits of shape `(batch, queries, ways)`.
         sampler: `EpisodeSampler` of the test classes.
-        episodes: int, the number of episodes, at least 2 for an interval.
+        episodes: int, the number of episodes, at least 2.
         batch_size: int, the number of episodes given to the learner at once.
         start: int, the index of the first episode.
         verbose: Same as in `keras.Model.evaluate`.
 
     Raises:
         ValueError: For numbers outside these ranges, or logits of another shape.
-        NonFiniteLossError: If the loss or the logits of an episode are not finite.
+        NonFiniteLossError: If the logits of an episode are not finite.
 
     Example:
 
@@ -158,7 +158,7 @@ def evaluate(
 
 
 def _logits(learner: Learner, batch: Episode, size: int) -> np.ndarray:
-    """Returns the logits of a batch, filled up to a size: the learner compiles once."""
+    """Returns the logits of a batch, filled up so that the learner compiles once."""
     count = len(batch.query_labels)
     filled = Episode(*(each[np.minimum(np.arange(size), count - 1)] for each in batch))
     if isinstance(learner, keras.Model):
@@ -183,10 +183,9 @@ def compare(first: Evaluation, second: Evaluation) -> Difference:
 
     >>> import numpy as np
     >>> from nsl_keras import few_shot
-    >>> better = few_shot.Evaluation(np.array([0.9, 0.5, 0.7]))
-    >>> worse = few_shot.Evaluation(np.array([0.8, 0.4, 0.6]))
+    >>> better, worse = map(few_shot.Evaluation, np.array([[0.9, 0.5], [0.8, 0.4]]))
     >>> print(few_shot.compare(better, worse))
-    +10.00 ± 0.00 % (3 paired episodes)
+    +10.00 ± 0.00 % (2 paired episodes)
     """
     described = [
         (each.start, each.accuracies.shape, each.sampler) for each in (first, second)

@@ -34,20 +34,15 @@ WEIGHT_DECAY = 0.001
 class Finetuner(Adapting):
     """Finetunes chosen variables of a classifier on the support set of each episode.
 
-    Each episode gets its own values; the model does not change. With the mean cross-entropy
-    `L` of the support set,
-
-        w <- rule(w, dL / dw)        `steps` times
-
-    by gradient descent with momentum, dampening and weight decay. For a value `w`, its
-    gradient `g` and a buffer `m`,
+    Each episode gets its own values; the model does not change. With a buffer `m` and the
+    gradient `g` of the support set's mean cross-entropy, a step changes a value `w` by
 
         g <- g + 0.001 w
         m <- g                       in the first step
         m <- 0.9 m + 0.1 g           in all others
         w <- w - learning_rate * m
 
-    This is PyTorch's rule, which no setting of a Keras optimizer equals.
+    This is PyTorch's momentum with dampening and weight decay, which Keras does not have.
 
     A new last layer of `ways` outputs, of the same kind and not frozen, replaces the
     trained one. It starts at zero (a `CosineDense` from its own initializer): the part of a
@@ -55,9 +50,9 @@ class Finetuner(Adapting):
     affect queries. From zero the first step leads to the scores of class means,
     `f(query) . sum_i (onehot(y_i) - 1 / ways) f(x_i)`.
 
-    A finetuner is a learner for `evaluate`, and uses the model's current weights. It has no
-    weights of its own: save `model`, or the finetuned network that `adapt` returns. Layers
-    other than batch norms run in inference mode, and regularizers add nothing to the loss.
+    `evaluate` takes a finetuner, which uses the model's current weights and has none of its
+    own: save `model`, or the finetuned network that `adapt` returns. Layers other than
+    batch norms run in inference mode, and regularizers add nothing to the loss.
 
     Args:
         model: A built functional or Sequential model from examples to logits, of layers
@@ -67,11 +62,11 @@ class Finetuner(Adapting):
             `"similarity+classifier"` of static networks.
         steps: int, the number of updates.
         learning_rate: float above 0.
-        batch_normalization: See `MAML`. Batch norms of Keras are converted in the copy.
+        batch_normalization: See `MAML`. Batch norms of Keras are converted in a copy.
 
     Call arguments:
-        episodes: `Episode` with a leading axis of episodes on each array; or a tuple of
-            the first three arrays, if the queries' labels are not known.
+        episodes: `Episode` with a leading axis of episodes on each array, or a tuple of its
+            first three arrays.
 
     Returns:
         NumPy array of the queries' logits, of shape `(episodes, queries, ways)`. If an
@@ -79,24 +74,23 @@ class Finetuner(Adapting):
 
     Raises:
         ValueError: For arguments outside these ranges, a last layer that cannot be copied,
-            data that are not episodes of these ways with finite images, and a model that
-            has other variables than at construction (by quantization or LoRA).
+            data other than episodes of these ways with finite images, and a model whose
+            variables quantization or LoRA has replaced since.
 
     Example:
 
     >>> import numpy as np
     >>> from nsl_keras import backbones, few_shot
-    >>> images = np.random.default_rng(0).normal(size=(120, 16, 16, 1))
-    >>> sampler = few_shot.EpisodeSampler(images, np.arange(120) // 20, shots=2, queries=3)
+    >>> images = np.random.default_rng(0).normal(size=(3, 10, 16, 16, 1))  # 3 episodes.
     >>> network = backbones.cnn4((16, 16, 1), classes=64)
-    >>> finetuner = few_shot.Finetuner(network, 5, steps=10, batch_normalization="moving")
-    >>> finetuner(sampler.episodes(3)).shape
-    (3, 15, 5)
+    >>> finetuner = few_shot.Finetuner(network, ways=5, steps=10)
+    >>> finetuner((images, [[*range(5)] * 2] * 3, images)).shape
+    (3, 10, 5)
 
     Reference:
         Neural Similarity Learning (Liu et al., NeurIPS 2019), Section 7.2 ("Static NSN",
         "Dynamic NSN") and Appendix A, which names the rule and its numbers, but no batch
-        size. No code was released for it. The start at zero is an addition of this package.
+        size. No code was released for it. This package adds the start at zero.
     """
 
     def __init__(
@@ -148,7 +142,7 @@ class Finetuner(Adapting):
         return ops.convert_to_numpy(self._compiled(self._values(), *sets))
 
     def _values(self) -> list[Tensor]:
-        """Returns the values of the copy's variables, which are the model's."""
+        """Returns the model's values for the copy's variables."""
         self._original.values()  # Raises if the model has lost or gained variables.
         return [ops.convert_to_tensor(source) for source in self._sources]
 
@@ -161,7 +155,6 @@ class Finetuner(Adapting):
         return AdaptedModel([*layers, head]), self, support
 
     def _finetuned(self, values: Any, support: Tensor, labels: Any) -> list[Tensor]:
-        """Returns what the variables that adapt become, from a model's values."""
         with keras.StatelessScope([*zip(self._variables, values, strict=True)]):
             (features,) = self._inputs_of_after([support[None]])
             return self._values_after(features[0], labels)
@@ -169,10 +162,7 @@ class Finetuner(Adapting):
     def _scores(
         self, values: Any, support: Tensor, labels: Tensor, queries: Tensor
     ) -> Tensor:
-        """Returns queries' logits for a model's values.
-
-        The values are arguments, or a compiled function would keep the values of its trace.
-        """
+        """Returns logits; `values` are an argument, or the trace would keep the model's."""
         with keras.StatelessScope([*zip(self._variables, values, strict=True)]):
             support, queries = self._inputs_of_after([support, queries])
             elements = [support, labels, queries]
@@ -183,7 +173,6 @@ class Finetuner(Adapting):
             return map_elements(self._logits, elements, [spec])[0]
 
     def _inputs_of_after(self, sets: list[Tensor]) -> list[Tensor]:
-        """Returns what the layers that adapt take of sets of images."""
         if self._before is None:
             return sets
         return outputs_of_sets(self._before, self.batch_normalization, sets, False)
@@ -194,21 +183,16 @@ class Finetuner(Adapting):
         return [self._after.query_outputs(values, support, queries)]
 
     def _values_after(self, support: Tensor, labels: Tensor) -> list[Tensor]:
-        """Returns the values that all steps on a support set lead to."""
-
         def loss(values: list[Tensor], index: Tensor) -> Tensor:
             return ops.mean(self._losses(values, support, labels))
 
         return self._descended(self._after.values(), loss, self.steps)
 
     def _losses(self, values: list[Tensor], images: Tensor, labels: Tensor) -> Tensor:
-        """Returns the cross-entropy of each image."""
         logits, _ = self._after.outputs(values, images)
         return cross_entropy(ops.one_hot(labels, self.ways, dtype=logits.dtype), logits)
 
     def _descended(self, values: list[Tensor], loss: Any, steps: Any) -> list[Tensor]:
-        """Returns values after steps by the rule, down a loss of values and step."""
-
         @backend.not_inlined
         def gradients(values: list[Tensor], index: Tensor) -> list[Tensor]:
             return gradients_of(lambda at: (loss(at, index), None), values)[0]
@@ -232,10 +216,7 @@ class Finetuner(Adapting):
 
 
 def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, Any, Any]:
-    """Returns a copy with a new classifier, this layer, and each variable's source.
-
-    The variables of the new classifier are their own sources.
-    """
+    """Returns a copy with a new classifier, this layer, and each variable's source."""
     copy = copied(model)
     sources = {id(new): own for own, new in paired_variables(model, copy)}
     for layer in graphs.layers(copy):

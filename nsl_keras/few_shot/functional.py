@@ -26,7 +26,7 @@ POLICIES = ("support", "transductive", "moving")
 def select_variables(
     model: keras.Model, selection: Selection, argument: str = "inner_variables"
 ) -> list[Any]:
-    """Returns the trainable variables of a built model that a selection names, in order.
+    """Returns a built model's trainable variables that a selection names, in order.
 
     The selection is as `inner_variables` of `MAML`, or indices into `model.variables`. In a
     model that is frozen as a whole, all variables may adapt: freezing concerns training.
@@ -77,7 +77,7 @@ def classifier_of(model: keras.Model) -> keras.layers.Layer:
 
 
 def batch_norms(model: Any) -> list[Any]:
-    """Returns the batch norms in a model."""
+    """Returns the batch norms in a model, of Keras and of this package."""
     layers = nesting.sublayers(model)
     return [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
 
@@ -85,9 +85,8 @@ def batch_norms(model: Any) -> list[Any]:
 class FunctionalModel:
     """The outputs of a built model, with other values in some of its variables.
 
-    All layers run in inference mode. Trainable batch norms normalize by batches if the
-    policy, `batch_normalization` of `MAML`, demands it; frozen batch norms always use their
-    moving statistics.
+    All layers run in inference mode, but the policy, `batch_normalization` of `MAML`, may
+    make trainable batch norms normalize by batches.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class FunctionalModel:
         return self._variables
 
     def norms(self) -> list[BatchNormalization]:
-        """Returns the batch norms that normalize by batches: they must be able to."""
+        """Returns the batch norms that normalize by batches, or raises if they cannot."""
         if self.batch_normalization == "moving":
             return []
         norms = [each for each in self._batch_norms if each.trainable]
@@ -131,7 +130,7 @@ class FunctionalModel:
         return norms
 
     def values(self) -> list[Tensor]:
-        """Returns the values that the model's variables have."""
+        """Returns the model's own values of the `variables`."""
         return [ops.convert_to_tensor(variable) for variable in self.variables]
 
     def outputs(
@@ -142,8 +141,7 @@ class FunctionalModel:
     ) -> tuple[Tensor, list[Tensor]]:
         """Returns the outputs, in float32 or wider, and the values of `statistics`.
 
-        The `values` are those of the `variables`. Batch norms normalize by given values of
-        the statistics or, without them, by those of the examples.
+        Batch norms normalize by given statistics or, without them, by the examples'.
         """
         norms = self.norms()
         variables = statistics_of(norms)
@@ -178,9 +176,8 @@ def check_second_order(
 ) -> float:
     """Returns the relative error of a model's second derivatives along one direction.
 
-    Some TensorFlow operations have no second derivative, and a tape leaves this part out
-    without an error. With the loss `L = mean(outputs^2)`, the weights `w` and a
-    random direction `d`,
+    Some TensorFlow operations have no second derivative, which a tape leaves out without an
+    error. With `L = mean(outputs^2)`, the weights `w` and a random direction `d`,
 
         slope(t) = d/dt L(w + t d)
         exact    = d/dt slope(t)  at t = 0

@@ -40,8 +40,8 @@ class MAML(EpisodicLearner):
         outputs         = f_phi'(query examples)
 
     The first line is repeated `inner_steps` times; `rate` is the inner learning rate. `fit`
-    trains all trainable variables of the network itself (and learned rates) on the loss of
-    these outputs, through the inner steps. Freeze layers before you make the learner.
+    trains the network's trainable variables (and learned rates) on the loss of these
+    outputs, through the inner steps. Freeze layers before you make the learner.
 
     Except batch norms that normalize by batches, all layers run in inference mode, also in
     training: there is no dropout, and losses from `add_loss` are ignored. Unless
@@ -53,24 +53,20 @@ class MAML(EpisodicLearner):
             ways)`, without a softmax; with an `inner_loss` any network of one input and
             output.
         inner_variables: The trainable variables that the inner steps change: `"all"`,
-            `"classifier"` (the last layer with weights: ANIL), `"similarity"` (those of
-            static similarities), `"predictor"` (the weights of the networks of dynamic
-            similarities), or two joined as `"similarity+classifier"`; or a list of names or
-            paths of variables.
+            `"classifier"` (the last layer with weights: ANIL), `"similarity"` (of static
+            layers), `"predictor"` (the networks of dynamic layers), or two joined as
+            `"similarity+classifier"`; or a list of names or paths of variables.
         inner_steps: int of at least 1, the number of inner steps in training.
         inner_learning_rate: float above 0, the (initial) learning rate of the inner steps.
         learning_rate_form: `"fixed"`, or `"learned"` for one trained learning rate per
             adapted variable, of which the absolute value is used.
         first_order: bool, whether training treats the inner gradients as constants.
-        test_inner_steps: int or `None`, the number of inner steps outside training;
-            `None` for `inner_steps`.
+        test_inner_steps: int, the inner steps outside training; `None` for `inner_steps`.
         batch_normalization: Statistics that batch norms normalize by. `"support"` and
             `"transductive"` are as in `ProtoNet`; most of MAML's published numbers before
-            2020 are transductive. `"moving"` uses the moving statistics of a pretrained
-            network, which training leaves as they are.
+            2020 are transductive. `"moving"` uses moving statistics, which stay unchanged.
         inner_loss: `None` for classification. For regression, a Keras loss or its name, for
-            example `"mean_squared_error"`; labels are then targets of the shape of the
-            network's outputs.
+            example `"mean_squared_error"`.
         **kwargs: `name`, `trainable` of `keras.Model`. The learner takes the dtype policy
             of `model`.
 
@@ -79,12 +75,12 @@ class MAML(EpisodicLearner):
         training: bool, whether this is a training step.
 
     Input shape:
-        `(batch, support, ...)`, `(batch, support)` (targets: `(batch, support, ...)`) and
-        `(batch, queries, ...)`.
+        `(batch, support, ...)`, `(batch, support)` and `(batch, queries, ...)`. Targets
+        have the shape `(batch, support, ...)` of the network's outputs.
 
     Output shape:
-        `(batch, queries, ways)`, logits: compile as `ProtoNet`. In a regression `(batch,
-        queries, ...)`: compile with any loss.
+        `(batch, queries, ways)`, logits: compile as `ProtoNet`. In a regression
+        `(batch, queries, ...)`: compile with any loss.
 
     Raises:
         ValueError: For arguments outside these ranges, other models than described, data
@@ -99,11 +95,9 @@ class MAML(EpisodicLearner):
     ...     keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(2)])
     >>> model = nsl_keras.few_shot.MAML(network, inner_steps=2)
     >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    >>> images = np.random.default_rng(0).random((4, 2, 8, 8, 1))  # 4 episodes.
-    >>> labels = np.array([[0, 1]] * 4)
-    >>> history = model.fit((images, labels, images), labels, verbose=0)
-    >>> model.predict((images, labels, images), verbose=0).shape
-    (4, 2, 2)
+    >>> images, labels = np.ones((4, 2, 8, 8, 1)), np.array([[0, 1]] * 4)  # 4 episodes.
+    >>> sorted(model.fit((images, labels, images), labels, verbose=0).history)
+    ['loss']
 
     Reference:
         Model-Agnostic Meta-Learning (Finn et al., ICML 2017), Algorithm 2; ANIL (Raghu et
@@ -177,7 +171,6 @@ class MAML(EpisodicLearner):
     def _values_after(
         self, support: Tensor, targets: Tensor, training: bool
     ) -> list[Tensor]:
-        """Returns the values of the adapted variables after all steps on a support set."""
         at_test = self.test_inner_steps or self.inner_steps
         steps = self.inner_steps if training else at_test
         values = self.functional.values()

@@ -21,10 +21,7 @@ from nsl_keras.training import data
 
 
 class MetricLearner(EpisodicLearner):
-    """Base of the learners that score queries by features of the support set.
-
-    A subclass defines `compare`.
-    """
+    """Base of the learners that score queries by features of the support set: `compare`."""
 
     wraps = "backbone"
     ways_are_fixed = False
@@ -55,10 +52,9 @@ class MetricLearner(EpisodicLearner):
         return self.compare(support, membership, queries)
 
     def compare(self, support: Tensor, membership: Tensor, queries: Tensor) -> Tensor:
-        """Returns logits of shape `(batch, queries, ways)`.
+        """Returns logits `(batch, queries, ways)` of features `(batch, examples, size)`.
 
-        Features have shape `(batch, examples, features)`; `membership` contains the one-hot
-        labels of the support set.
+        `membership` contains the one-hot labels of the support set.
         """
         raise NotImplementedError
 
@@ -73,10 +69,7 @@ class MetricLearner(EpisodicLearner):
         return learner.with_support(layers, features, labels, head), learner, features
 
     def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
-        """Returns a model: layers to features, this learner's logits, and a head.
-
-        The learner takes features in place of images.
-        """
+        """Returns a model: layers to features, this learner (of features), and a head."""
         support = SupportSet(self, len(features), dtype=features.dtype)
         support.build(features.shape)
         support.features.assign(features)
@@ -131,7 +124,7 @@ def outputs_of_sets(
 ) -> list[Tensor]:
     """Returns a model's outputs for sets of examples, under a policy of batch norms.
 
-    Sets are the support set and the queries, or one set, of shape `(batch, examples, ...)`.
+    Sets have shape `(batch, examples, ...)`: the support set, with or without the queries.
     """
     functional = FunctionalModel(model, (), policy)
     if not functional.norms():

@@ -27,25 +27,24 @@ from nsl_keras.neighborhoods.model import MetaNeighborhoodModel
 class NeighborhoodLearner(MetricLearner):
     """Finetunes a head for each query on the support examples that it attends to.
 
-    The learner applies Meta-Neighborhoods with the support set as dictionary: the support
-    features are the keys `k_j`, and their one-hot labels are the values `v_j`. For a query
-    with features `z`,
+    In Meta-Neighborhoods with the support set as dictionary, support features are the keys
+    `k_j`, and their one-hot labels the values `v_j`. For a query with features `z`,
 
         w_j(z)  = softmax_j(sim(z, k_j) / temperature)
         phi_z   = phi - rate * d/dphi sum_j w_j(z) L(h_phi(k_j), v_j)   (inner_steps times)
         logits  = h_{phi_z}(z)
 
     where `L` is the cross-entropy and `rate` the inner learning rate. In every episode the
-    head starts again from the class prototypes `W_c`, the means of the support features at
-    length 1, as `h(z)_c = scale * cos(z, W_c)` with a learned scale. Backbone, rate and
-    scale are trained through the inner steps. Compile as `ProtoNet`.
+    head starts as `h(z)_c = scale * cos(z, W_c)`, from class prototypes `W_c`, the means of
+    support features of length 1. Backbone, rate and scale are trained through the inner
+    steps. Compile as `ProtoNet`.
 
     Args:
         Same as `ProtoNet` without `learn_temperature`, plus:
         metric: Metric of the attention, `"cosine"` by default.
         temperature: float above 0, the attention's temperature; not trained.
-        inner_steps: int, the number of inner steps. Memory holds separate weights per
-            query, `features * ways` of them.
+        inner_steps: int, the number of inner steps. Each query stores `features * ways`
+            weights.
         inner_learning_rate: float above 0, the initial inner learning rate.
         learning_rate_form: See `MetaNeighborhoodHead`.
         scale: float above 0, the initial scale.
@@ -128,7 +127,6 @@ class NeighborhoodLearner(MetricLearner):
         }
 
     def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
-        """Returns Meta-Neighborhoods whose dictionary is the support set."""
         options: dict[str, Any] = {"dtype": features.dtype}
         keys = ops.reshape(features, (len(features), -1))
         membership = np.eye(self.ways)[labels]

@@ -27,29 +27,26 @@ class ProtoNet(MetricLearner):
         p_c       = mean over x in S_c of f(x)
         logits_c  = -||f(query) - p_c||^2 / temperature
 
-    or with the cosine of `f(query)` and `p_c` in place of the negative squared distance.
-    Compile with `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit` on
+    or with another `metric` in place of the negative squared distance. Compile with
+    `SparseCategoricalCrossentropy(from_logits=True)` and train with `fit` on
     `EpisodeSampler.batches`, or on arrays. Targets are query labels of shape `(batch,
     queries)`, and `sample_weight` is one weight per episode or per query.
 
     Args:
-        backbone: Keras model from examples to features; features of several axes are
-            flattened.
+        backbone: Keras model from examples to features, whose axes are flattened.
         ways: int, the number of classes of an episode. No weights depend on
             `ways`, so a second learner with the same backbone can use a different number.
         metric: `"euclidean"` (the negative squared distance), `"cosine"` or a
             `nsl_keras.key_metrics.KeyMetric`.
-        temperature: float above 0 that divides distances or cosines. Cosines need a
-            temperature well below 1, for example 0.1.
+        temperature: float above 0; cosines need one well below 1, for example 0.1.
         learn_temperature: bool, whether to train the temperature, as its logarithm.
         batch_normalization: Statistics that the backbone's batch norms normalize by.
             `"moving"` uses those of all examples of the step in training, and the moving
             statistics at test. `"support"` uses those of each episode's support set.
             `"transductive"` normalizes support set and queries separately, so that an
-            answer depends on the other queries. `"support"` and `"transductive"` switch off
-            dropout and added losses, and need this package's batch norms
-            (`convert.convert_batch_norms`), each called once; frozen batch norms always use
-            their moving statistics.
+            answer depends on the other queries. These two switch off dropout and added
+            losses, and need this package's batch norms (`convert.convert_batch_norms`),
+            each called once. Frozen batch norms always use their moving statistics.
         **kwargs: `name`, `trainable` of `keras.Model`.
 
     Call arguments:
@@ -75,18 +72,15 @@ class ProtoNet(MetricLearner):
     >>> import nsl_keras
     >>> backbone = nsl_keras.backbones.convnet4((8, 8, 1))
     >>> model = nsl_keras.few_shot.ProtoNet(backbone, ways=3)
-    >>> rng = np.random.default_rng(0)
-    >>> support = rng.normal(size=(2, 6, 8, 8, 1))  # 2 episodes of 3 ways, 2 shots.
-    >>> labels = np.array([[0, 0, 1, 1, 2, 2]] * 2)
-    >>> queries = rng.normal(size=(2, 4, 8, 8, 1))
+    >>> support, queries = np.ones((2, 3, 8, 8, 1)), np.ones((2, 4, 8, 8, 1))
+    >>> labels = np.array([[0, 1, 2]] * 2)  # 2 episodes of 3 ways, 1 shot.
     >>> tuple(model((support, labels, queries)).shape)
     (2, 4, 3)
 
     Reference:
         Prototypical Networks for Few-shot Learning (Snell et al., NeurIPS 2017), Section
         2.2, Eq. (1) and (2), Euclidean and without a temperature. TADAM (Oreshkin et al.,
-        NeurIPS 2018) learns a scale of the distances. The authors' code uses the
-        statistics of `"moving"`.
+        NeurIPS 2018) learns a scale of the distances. The authors' code uses `"moving"`.
     """
 
     def __init__(
@@ -125,7 +119,6 @@ class ProtoNet(MetricLearner):
         }
 
     def scaled(self, scores: Tensor) -> Tensor:
-        """Returns scores divided by the temperature."""
         if not self.learn_temperature:
             return scores / self.temperature
         return scores * ops.cast(ops.exp(-self.log_temperature), scores.dtype)
@@ -146,8 +139,7 @@ class NearestCentroid(MetricLearner):
     Args:
         Same as `ProtoNet` without `temperature` and `learn_temperature`, plus:
         metric: `"cosine"` by default.
-        normalize: bool, whether to divide features by their length before the mean is
-            taken.
+        normalize: bool, whether to divide features by their length.
 
     Example:
 
@@ -188,7 +180,6 @@ class NearestCentroid(MetricLearner):
         return self.metric(queries, class_means(support, membership))
 
     def vectors(self, features: Tensor) -> Tensor:
-        """Returns features, of length 1 if `normalize`."""
         return features * inverse_norm(features) if self.normalize else features
 
     def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:

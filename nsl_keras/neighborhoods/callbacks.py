@@ -11,23 +11,20 @@ from nsl_keras.training import data
 
 
 class DictionaryInitializer(keras.callbacks.Callback):
-    """Sets a dictionary's entries to training examples, before an epoch of `fit`.
+    """Calls `MetaNeighborhoodModel.initialize_from` before an epoch of `fit`.
 
-    The callback calls `MetaNeighborhoodModel.initialize_from`, and training continues from
-    these entries. An optimizer with `use_ema=True` averages earlier entries in for a while.
+    An optimizer with `use_ema=True` averages earlier entries in for a while.
 
     Args:
-        x: Inputs, as for `fit`, with at least as many examples as entries. A data set is
-            read once, so it must be finite.
-        y: Array of labels or targets; `None` if a data set yields them.
-        epochs: int, the number of epochs to train first, less than those of `fit`; 0 for
-            the start of training. If training is resumed later, or `fit` is called again
-            with the same callback, the entries stay.
+        x: See `initialize_from`.
+        y: See `initialize_from`.
+        epochs: int, the number of epochs to train first, less than those of `fit`. Resuming
+            later, or calling `fit` again with the same callback, keeps the entries.
         seed: int of at least 0 or `None`, the seed of the draw.
 
     Raises:
         ValueError: For a negative `epochs` or `seed`; in `fit`, if `epochs` is not reached,
-            and as `MetaNeighborhoodModel.initialize_from`.
+            and as `initialize_from`.
 
     Example:
 

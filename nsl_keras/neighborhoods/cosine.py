@@ -16,9 +16,8 @@ from nsl_keras.neighborhoods.key_metrics import inverse_norm
 class CosineDense(keras.layers.Layer):
     """Dense layer of cosines: `y[c] = scale * cos(x, W[:, c])`.
 
-    Each column of the kernel is the prototype of an output; the norms of features and
-    prototypes have no effect. An all-zero input returns zeros. Cosines are computed in
-    float32.
+    Each kernel column is the prototype of one output. The norms of inputs and prototypes
+    have no effect; an all-zero input gives zeros. Cosines are computed in float32.
 
     Args:
         units: int, the number of outputs (classes).
@@ -33,8 +32,7 @@ class CosineDense(keras.layers.Layer):
         `(..., units)`.
 
     Raises:
-        ValueError: If `units` or `scale` is not positive, or the number of features is
-            unknown at build.
+        ValueError: If `units` or `scale` is not above 0, or `features` is unknown at build.
 
     Example:
 

@@ -39,21 +39,18 @@ class NeighborDictionary(keras.layers.Layer):
 
     Args:
         num_neighbors: int, the number of entries `S`.
-        num_values: int, the length of a value (classes, or outputs of a regression).
-            `None` takes it from given values, or from the `MetaNeighborhoodHead` that
-            uses the dictionary.
+        num_values: int, the number of classes or regression outputs. `None` takes it from
+            given values, or from the `MetaNeighborhoodHead` that uses the dictionary.
         metric: `"cosine"`, `"euclidean"`, or a `nsl_keras.key_metrics.KeyMetric`.
         temperature: float above 0; small values concentrate attention on few neighbors.
         learn_temperature: bool, whether to train the temperature. Then the absolute value
             of a weight is `1 / temperature`. Appendix A.4 reports that it overfits.
         value_scale: float above 0, the factor inside the values' softmax.
-        fixed_values: bool, or the values themselves, of shape `(num_neighbors,
-            num_values)`. Fixed values are not trained. `True` makes one-hot rows, with the
-            classes in equal, contiguous shares (classification only).
+        fixed_values: bool, or untrained values of shape `(num_neighbors, num_values)`.
+            In classification, `True` fixes one-hot values in equal, contiguous shares.
         dropout: float in [0, 1). Training leaves out `floor(S * dropout)` entries, drawn
             uniformly, and the softmax runs over the rest.
-        dropout_scope: `"example"`, or `"batch"` for one draw per batch. With `"batch"` the
-            head skips these entries, so training is faster.
+        dropout_scope: `"example"`, or `"batch"` for one draw per batch, which is faster.
         key_initializer: Initializer of the keys; the default has standard deviation 0.05.
         task: `"classification"` or `"regression"`. `None` takes the task from the head;
             without a head it is `"classification"`.
@@ -61,7 +58,6 @@ class NeighborDictionary(keras.layers.Layer):
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: Queries.
         training: bool, whether to leave entries out.
 
     Input shape:
@@ -71,8 +67,8 @@ class NeighborDictionary(keras.layers.Layer):
         `(batch, num_neighbors)`; rows sum to 1, and entries left out have weight 0.
 
     Raises:
-        ValueError: For invalid arguments, including fixed values that are not
-            probabilities; at build, if `num_values` is unknown or differs from the head's.
+        ValueError: For invalid arguments, including a classifier's fixed values that are
+            not probabilities; at build, if `num_values` is unknown or is not the head's.
 
     Example:
 
@@ -147,7 +143,6 @@ class NeighborDictionary(keras.layers.Layer):
             self._fixed = self._checked(self.fixed_values, "fixed_values")
 
     def _checked(self, values: Any, name: str) -> np.ndarray:
-        """Returns an array that is valid as values."""
         values = np.asarray(values)
         expected = (self.num_neighbors, self.num_values or (1, *values.shape)[-1])
         fits = values.dtype.kind in "biuf" and values.shape == expected
@@ -194,9 +189,8 @@ class NeighborDictionary(keras.layers.Layer):
                 probabilities (at least 1e-7 is stored), or targets.
 
         Raises:
-            ValueError: If the dictionary is not built or has fixed values; for arrays of
-                another shape or with NaN or infinities, and for values that are not
-                probabilities.
+            ValueError: If the dictionary is not built or has fixed values, and for arrays
+                of another shape, arrays that are not finite, and invalid probabilities.
         """
         validation.built(self, "assign")
         if values is not None:
@@ -254,13 +248,11 @@ class NeighborDictionary(keras.layers.Layer):
     def attention(self, queries: Tensor, kept: Tensor | None = None) -> Tensor:
         """Returns attention weights `(batch, num_neighbors)` in float32 or wider.
 
+        Raises a `ValueError` if the dictionary is not built.
+
         Args:
             queries: Tensor of shape `(batch, features)`.
-            kept: Boolean tensor of shape `(batch, num_neighbors)` or `(1, num_neighbors)`,
-                the entries that take part; `None` for all.
-
-        Raises:
-            ValueError: If the dictionary is not built yet.
+            kept: Same as for `MetaNeighborhoodHead`, but `None` always means all entries.
         """
         validation.built(self, "attention")
         return self.look_up(at_least_float32(queries), kept=kept)[1]
@@ -276,11 +268,10 @@ class NeighborDictionary(keras.layers.Layer):
         kept: Tensor | None = None,
         constants: Sequence[Sequence[Tensor]] = ((), ()),
     ) -> tuple[Entries, Tensor]:
-        """Returns `(entries, attention)`: the entries that take part, and their attention.
+        """Returns the entries that take part, and their attention, in the queries' dtype.
 
-        They have the dtype of the queries, float32 or wider. With `dropout_scope="batch"`,
-        dropped entries are not returned. If `kept` is given, no entries are drawn. The
-        `constants` are those of the metric, and those of the inner loop.
+        With `dropout_scope="batch"`, dropped entries are not returned. If `kept` is given,
+        none are drawn. The `constants` are those of the metric and those of the inner loop.
         """
         width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
         fits = queries.shape[-1] in (None, width)
@@ -304,7 +295,7 @@ class NeighborDictionary(keras.layers.Layer):
         return Entries(keys, values, of_inner_loop), attention
 
     def draw_kept(self, queries: Tensor) -> Tensor:
-        """Draws the entries of a training step, a mask as `kept` of `attention`.
+        """Draws `kept` for a training step.
 
         All rows share one random order of the entries, which each row reads from its own
         random start. Each row's set is uniform, but two rows are not independent.

@@ -29,7 +29,7 @@ from nsl_keras.neighborhoods.key_metrics import NORM_EPSILON, inverse_norm
 #: The axes over the entries: of two tensors with one row each, and of the attention.
 _AXES = (0, 0, 1)
 
-#: Entries in a chunk by default: with 128 examples and 10 classes the terms take 2.5 MB.
+#: Default chunk: with 128 examples and 10 classes the terms of its entries take 2.5 MB.
 CACHED_ENTRIES = 512
 
 
@@ -56,11 +56,10 @@ def layers_of(head: Any) -> list[Any]:
 
 
 def stages_of(head: layers.Layer) -> list[DenseStage]:
-    """Returns the dense stages of a head, by the types of its layers, built or not.
+    """Returns the dense stages of a head, which may be unbuilt.
 
     The head is a `Dense` or `CosineDense` layer, or a `keras.Sequential` of these and of
-    `Activation`, `ReLU`, `LeakyReLU` and `ELU` layers; otherwise a `ValueError` names the
-    layer.
+    `_ACTIVATIONS`; otherwise a `ValueError` names the layer.
     """
     stages: list[DenseStage] = []
     for layer in layers_of(head):
@@ -95,11 +94,9 @@ def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseS
 #: The weights of a stage. Once finetuned, kernel and bias have a batch axis in front.
 _Weights = list[Tensor]
 
-
-#: One stage's inputs on the dictionary, and the gradients that step the kernel. An entry
-#: adds the product of the two to the gradient of the kernel (of a cosine layer, of the
-#: kernel's unit columns). Shapes are `(entries, inputs)` and `(entries, outputs)`, with a
-#: batch axis in front where they depend on per-example weights.
+#: A stage's inputs `(entries, inputs)` and gradients `(entries, outputs)`; a batch axis is
+#: in front if they depend on per-example weights. Their product is an entry's gradient
+#: of the kernel (of a cosine layer, of the kernel's unit columns).
 _Trace = tuple[Tensor, Tensor]
 
 
@@ -107,8 +104,7 @@ _Trace = tuple[Tensor, Tensor]
 class DualForm(InnerLoop):
     """The inner loop of dense heads, as attention over the dictionary.
 
-    `chunk_size` bounds the number of entries whose terms for all examples are held at once;
-    the backward pass computes the terms again. `None` takes all entries.
+    `chunk_size` bounds the entries whose terms are in memory at once; `None` takes all.
     """
 
     stages: list[DenseStage]
@@ -183,7 +179,6 @@ class DualForm(InnerLoop):
         return attention[..., None] * gradients * ops.swapaxes(slopes, 1, 2)
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[_Weights]:
-        """Returns the weights of each example after all steps."""
         weights = self._weights()
 
         def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
@@ -231,7 +226,6 @@ class DualForm(InnerLoop):
 
 
 def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
-    """Returns the outputs before activation."""
     kernel, *rest = (ops.cast(each, inputs.dtype) for each in weights)
     if stage.is_cosine:
         inputs = inputs * _scale_of(weights, inputs)
@@ -246,10 +240,7 @@ def _scale_of(weights: _Weights, inputs: Tensor) -> Tensor:
 
 
 def _weighted_sums(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
-    """Returns `sum_j w_j g_j a_j^T` and `sum_j w_j g_j`, per example.
-
-    A chunk holds a stage's trace on some entries, and the attention to them.
-    """
+    """Returns `sum_j w_j g_j a_j^T` and `sum_j w_j g_j` for a trace and the attention."""
     inputs, gradients, attention = chunk
     weighted = attention[:, None, :] * ops.swapaxes(gradients, -1, -2)
     if inputs.ndim == 3:
@@ -264,10 +255,7 @@ def _weighted_sums(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
 def _updated(
     stage: DenseStage, weights: _Weights, sums: Sequence[Tensor], rates: Iterator[Tensor]
 ) -> _Weights:
-    """Returns the stage's weights after one step by `_weighted_sums`, per example.
-
-    It takes the next learning rates, those of the stage's variables.
-    """
+    """Returns each example's weights after a step by `_weighted_sums` at the next rates."""
     (kernel, *rest), (transposed, of_bias) = weights, sums
     gradient = ops.swapaxes(transposed, -1, -2)
     kernel = ops.cast(kernel, gradient.dtype)

@@ -30,28 +30,25 @@ class InstanceFiLM(keras.layers.Layer):
 
     Args:
         dictionary_size: int, the number of entries.
-        sharpness: float above 0, the initial value of the factor in front of the cosine:
-            an inverse temperature.
+        sharpness: float above 0, the initial inverse temperature.
         learn_sharpness: bool, whether to train this factor.
         residual: bool; if false, the layer is `y = (w G) a + w B`, and `G` starts at 1.
         axis: int, the channel axis: -1, or 1 for `data_format="channels_first"`.
         **kwargs: `name`, `dtype`, `trainable` of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: Feature maps.
         mask: Boolean tensor of shape `(batch, steps)`, for sequences with channels last:
             the mean omits masked steps. The mask is passed on.
 
     Input shape:
-        `(batch, ..., channels)`, or `(batch, channels, ...)` with `axis=1`, with any
-        number of spatial axes.
+        `(batch, ..., channels)`, or `(batch, channels, ...)` with `axis=1`.
 
     Output shape:
         Same as the input.
 
     Raises:
-        ValueError: If `dictionary_size` or `sharpness` is not positive, or the number
-            of channels is unknown at build.
+        ValueError: If `dictionary_size` or `sharpness` is not above 0, or the number of
+            channels is unknown at build.
 
     Example:
 
@@ -140,9 +137,7 @@ def _mean(inputs: Tensor, space: tuple[int, ...], mask: Tensor | None) -> Tensor
 
 @keras.saving.register_keras_serializable("nsl_keras")
 class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
-    """A batch norm, followed by an `InstanceFiLM`, which is its attribute `film`.
-
-    `nsl_keras.convert.add_film` turns batch norms into this layer.
+    """Batch norm with an `InstanceFiLM`, its attribute `film`; see `convert.add_film`.
 
     Args:
         Same as `BatchNormalization`, plus:
@@ -165,7 +160,6 @@ class ModulatedBatchNormalization(nesting.KeepsFrozen, BatchNormalization):
         self.build_film(input_shape)
 
     def build_film(self, input_shape: tuple[int | None, ...]) -> None:
-        """Makes the `InstanceFiLM` for inputs of this shape."""
         axis = self.axis % len(input_shape)
         axis = -1 if axis == len(input_shape) - 1 else axis
         options = {"axis": axis, "dtype": self.dtype_policy, "name": "film"}
@@ -189,26 +183,23 @@ def add_film(
     """Returns a copy of a model with an `InstanceFiLM` behind each batch norm.
 
     Batch norms become `ModulatedBatchNormalization`, also in nested models and
-    `keras.layers.TimeDistributed`. The copy has the weights of `model` and, before
-    training, exactly its outputs: every `InstanceFiLM` starts as the identity. Graph,
-    names, flags and shared layers stay. The copy is not compiled.
+    `keras.layers.TimeDistributed`. The copy starts with the weights and exactly the outputs
+    of `model`, and keeps its graph, names, flags and shared layers. It is not compiled.
 
     Args:
         model: A built functional or Sequential model, or a `MetaNeighborhoodModel` with
             such a backbone, which is converted.
-        where: `"all"` chooses every batch norm, as in the paper, and `"last"` only the last
-            batch norm of the graph. A function from a batch norm to a bool chooses some.
-            Batch norms inside predictors and subclassed models do not count.
-        **kwargs: Arguments of `InstanceFiLM`, such as `dictionary_size`; `axis` is
-            that of each batch norm.
+        where: `"all"` batch norms, as in the paper; `"last"` for the last one of the graph;
+            or a function from a batch norm to a bool. Batch norms inside predictors and
+            subclassed models do not count.
+        **kwargs: Arguments of `InstanceFiLM` except `axis`.
 
     Returns:
         A model of the class of `model`.
 
     Raises:
-        ValueError: If `model` is subclassed or not built; if `where` chooses no batch
-            norms without iFiLM; or for a batch norm over an axis that is neither the first
-            nor the last after the batch axis.
+        ValueError: If `model` is subclassed or not built, `where` chooses no batch norms
+            without iFiLM, or a batch norm's axis is neither axis 1 nor the last axis.
 
     Example:
 

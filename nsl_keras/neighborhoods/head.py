@@ -2,12 +2,11 @@
 
 The gradients of the inner loss at the dictionary's entries do not depend on the query, and
 cost far more than the rest of a prediction. `predict`, `evaluate`, `neighbors` and exports
-compute them anew once per call, just before the first batch (callbacks that change weights,
-as `keras.callbacks.SwapEMAWeights`, have run then), and keep them in `Constants`.
+compute them once per call, just before the first batch (after callbacks that change
+weights, as `keras.callbacks.SwapEMAWeights`), and keep them in `Constants`.
 
-Everywhere else, for instance in `model(x)` or in a training loop of your own, each call
-computes everything, and so is differentiable. So does a `test_step` or `predict_step` of
-your own, which may change weights.
+Everywhere else, for example in `model(x)` or in your own training loop, `test_step` or
+`predict_step` (which may change weights), each call computes all of it, differentiably.
 """
 
 from __future__ import annotations
@@ -40,15 +39,13 @@ class Neighbors(NamedTuple):
     Attributes:
         indices: Entry numbers, of shape `(batch, k)`, strongest entry first.
         weights: Attention weights, of the same shape.
-        values: Class probabilities or regression targets of the entries, of shape
-            `(batch, k, outputs)`.
-        output_changes: The contribution of each entry to the example's logits (or
-            regression outputs), of shape `(batch, k, outputs)`; `None` without `effects`.
-            Over all entries they sum to `after - before`. Each contribution is an integral
-            over the path from no attention to the actual attention, computed from 32
-            points: exact for one step on a `Dense` layer, and to rounding on a
-            `CosineDense` layer. Through ReLU layers the error may be large: compare the sum
-            over all entries with `after - before`.
+        values: Probabilities or targets of the entries, of shape `(batch, k, outputs)`.
+        output_changes: What each entry adds to the logits or regression outputs, of shape
+            `(batch, k, outputs)`; `None` without `effects`. Over all entries they sum to
+            `after - before`. Each is an integral over the path from no attention to the
+            actual attention, computed from 32 points: exact for one step on a `Dense`
+            layer, and to rounding on a `CosineDense` layer. Through ReLU layers the error
+            may be large: compare the sum over all entries with `after - before`.
         before: The outputs without adaptation, of shape `(batch, outputs)`.
         after: The outputs with adaptation, of the same shape.
     """
@@ -74,7 +71,6 @@ class Constants:
         return tree.flatten(self.held)
 
     def build(self) -> None:
-        """Creates a variable for each tensor."""
         options = {"trainable": False, "name": "constant"}
         self.held = tree.map_structure(
             lambda each: keras.Variable("zeros", each.shape, each.dtype, **options),
@@ -82,7 +78,6 @@ class Constants:
         )
 
     def update(self) -> None:
-        """Computes the tensors and assigns them to the variables."""
         tree.map_structure(lambda own, new: own.assign(new), self.held, self.compute())
 
     @contextlib.contextmanager
@@ -124,25 +119,21 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         phi_z   = phi - rate * d/dphi sum_j w_j(z) L(f_phi(k_j), v_j)    (inner_steps times)
         outputs = f_{phi_z}(z)
 
-    where `L` is the cross-entropy of the head's logits, or in regression the squared
-    error, summed over the outputs, and `rate` is the inner learning rate. The result is
-    differentiable with respect to features, head, keys, values and rate, including
-    second-order terms. Under a mixed-precision policy the layer adapts in float32.
+    where `L` is the cross-entropy of the head's logits, or in regression the squared error,
+    summed over the outputs, and `rate` is the inner learning rate. Gradients with respect
+    to features, head, keys, values and rate include second-order terms. Under a
+    mixed-precision policy the layer adapts in float32.
 
     Args:
-        head: A Keras layer or model from features to logits, or to a regression's
-            outputs, without state such as moving statistics. The scale of a `CosineDense`
-            layer is trained, but not adapted; frozen layers (`trainable=False`) are
-            adapted, but not trained.
-        dictionary: `NeighborDictionary`, whose `num_values` and `task` are taken from the
-            head if they are `None`; or int, the number of entries `S` of a default
-            dictionary.
-        inner_steps: int, the number of inner steps. Above 1, every example has its own
-            weights, so memory grows.
+        head: A Keras layer or model from features to logits, or to a regression's outputs,
+            without state such as moving statistics. The scale of a `CosineDense` layer is
+            trained but not adapted; frozen layers are adapted but not trained.
+        dictionary: `NeighborDictionary`, or int, the number of a default one's entries.
+        inner_steps: int, the inner steps. Above 1, each example stores its own weights.
         inner_learning_rate: float above 0, the initial inner learning rate.
-        learning_rate_form: `"scalar"` learns one rate, `"diagonal"` learns one per row of
-            each kernel and one per bias, and `"fixed"` does not train the rate. Learned
-            rates are absolute values of weights.
+        learning_rate_form: `"scalar"` learns one rate, `"diagonal"` one per row of each
+            kernel and one per bias, and `"fixed"` none. Learned rates are absolute values
+            of weights.
         task: `"classification"` or `"regression"`.
         inner_loop: `"dual"` computes adaptation as attention over the dictionary, for
             `Dense`, `CosineDense` and `Sequential` stacks of them; `"tape"` uses a
@@ -151,7 +142,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: Features.
         training: bool, whether to leave dictionary entries out.
         adapt: bool; if false, the head predicts without adaptation.
         kept: Boolean tensor of shape `(batch, num_neighbors)` or `(1, num_neighbors)`, the
@@ -165,8 +155,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
 
     Raises:
         ValueError: For invalid arguments; at build, for a classifier's head without logits
-            of two or more classes, a head that cannot be adapted (the message names the
-            cause), and a dictionary that does not fit.
+            of two or more classes, a head that cannot be adapted, or a bad dictionary.
 
     Example:
 
@@ -261,7 +250,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         nesting.pass_on_frozen(self)
 
     def _made_inner_loop(self) -> loops.InnerLoop:
-        """Returns how the head is finetuned."""
         options = self.learning_rate, self.inner_steps, LOSSES[self.task]
         if self.inner_loop != "tape":
             try:
@@ -275,7 +263,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return loops.NestedTape(*options, head=self.head)
 
     def _require_tape(self, features: int) -> None:
-        """Raises unless the head can be adapted on the nested tape."""
         with nesting.unfrozen(self.head):
             state = [variable.path for variable in self.head.non_trainable_variables]
         demand = (
@@ -289,7 +276,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(is_wide, "head", demand, outputs.dtype)
 
     def _constants(self) -> Any:
-        """Computes what inference computes once."""
         _require_plain_layers(self.head)
         entries = self.dictionary.entries(self._precision)
         of_metric = self.dictionary.metric.constants(entries.keys)
@@ -320,10 +306,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return self.dictionary.look_up(queries, training, kept, constants)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
-        """Returns each example's finetuned weights: tensors `(batch, *variable_shape)`.
-
-        The order is that of the head's variables; `kept` is an argument of `call`.
-        """
+        """Returns each example's finetuned weights `(batch, *shape)`, in order."""
         validation.built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)
         return self._finetuning.weights(*self._look_up(queries, kept=kept))
@@ -354,8 +337,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     def limit_rates(self) -> None:
         """Lowers learned inner rates to `1 / (curvature * (mean |key|^2 + 1))`.
 
-        At that learning rate a step of a dense layer (1 is its bias) does not overshoot the
-        loss of an entry of average norm. Inputs of `CosineDense` have norm 1.
+        There, a step of a dense layer (the 1 is its bias) does not overshoot the loss of an
+        entry of average norm. Inputs of `CosineDense` are normalized.
         """
         if not isinstance(layers_of(self.head)[0], CosineDense):
             keys = ops.cast(self.dictionary.keys, self._precision)
@@ -394,7 +377,6 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
 
 
 def _require_plain_layers(head: keras.layers.Layer) -> None:
-    """Raises for layers whose computation a step on the head's variables cannot adapt."""
     demand = (
         "of layers with plain kernels, without LoRA or quantization, and without activity "
         "regularizers, since it is finetuned for each example; the backbone may have them"

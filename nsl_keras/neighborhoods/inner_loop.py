@@ -1,8 +1,8 @@
 """Inner loops, their losses and learning rates, and the loop for any head.
 
 An inner loop finetunes a head for each example on a dictionary's entries, weighted by the
-example's attention. `NestedTape` works for any head; `DualForm`, in `dual_form.py`, works
-for dense heads at a fraction of the cost, with the same results.
+example's attention. `NestedTape` takes any head; `DualForm` gives the same results for
+dense heads at a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Entries(NamedTuple):
-    """Keys `(entries, features)` and values `(entries, outputs)` to finetune a head on.
-
-    The `constants` are `InnerLoop.constants` of the entries, if they were computed before.
-    """
+    """Keys `(entries, features)`, values `(entries, outputs)`, `InnerLoop.constants`."""
 
     keys: Tensor
     values: Tensor
@@ -54,10 +51,7 @@ LOSSES = {"classification": cross_entropy, "regression": squared_error}
 
 
 def finetuned_variables(head: keras.layers.Layer) -> list[Any]:
-    """Returns a head's variables, but for those with `adapts = False`.
-
-    These are trained, but not finetuned.
-    """
+    """Returns a head's variables except those trained only, which have `adapts = False`."""
     return [each for each in head.variables if getattr(each, "adapts", True)]
 
 
@@ -65,7 +59,7 @@ def finetuned_variables(head: keras.layers.Layer) -> list[Any]:
 class InnerLearningRate(keras.layers.Layer):
     """Learning rates for a list of weights; each broadcasts against its weight.
 
-    The `form` is the `learning_rate_form` of `MetaNeighborhoodHead`, `initial` its
+    `form` and `initial` are `MetaNeighborhoodHead`'s `learning_rate_form` and
     `inner_learning_rate`.
     """
 
@@ -76,7 +70,6 @@ class InnerLearningRate(keras.layers.Layer):
         self.form = validation.one_of(form, forms, "learning_rate_form")
 
     def build_for(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Creates the learning rates for weights of these shapes."""
         by_row = [(*shape[:1], *[1] * len(shape[1:])) for shape in shapes]
         by_row = [shape if len(shape) > 1 else () for shape in by_row]
         of_form: dict[str, Any] = {"scalar": [()], "diagonal": by_row, "fixed": []}
@@ -128,16 +121,15 @@ class InnerLoop(abc.ABC):
     def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
         """Returns each entry's share in the change of each output.
 
-        For a fixed query, the outputs are a function `F(a)` of the weights `a` that the
-        inner loss gives to the entries. Along the straight path from 0, where they are the
-        outputs before adaptation, to the attention `w`,
+        For a fixed query, the outputs are a function `F(a)` of the entries' weights `a` in
+        the inner loss. From the outputs before adaptation, `F(0)`, to the attention `w`,
 
             F(w) - F(0) = sum_j w_j * integral_0^1 dF/da_j (t w) dt
 
         and entry `j`'s share is its term (its Aumann-Shapley value, or "integrated
         gradients"). For one inner step on a dense layer it is the effect of the entry
-        alone, `-rate * w_j (k_j . z + 1) dL_j/df`. The shape is `(batch, entries,
-        outputs)`.
+        alone, `-rate * w_j (k_j . z + 1) dL_j/df`. Shares have shape
+        `(batch, entries, outputs)`.
         """
 
         def slopes(time: Tensor) -> list[Tensor]:
@@ -157,10 +149,7 @@ PATH_POINTS = 32
 def average_over_path(
     slopes: Callable[[Tensor], list[Tensor]], start: list[Tensor]
 ) -> list[Tensor]:
-    """Returns the integrals of `slopes(t)`, a list of tensors, over `t` from 0 to 1.
-
-    `start` are zeros of the same shapes.
-    """
+    """Returns the integrals of `slopes(t)` over `t` from 0 to 1, added to zeros `start`."""
     nodes, weights = np.polynomial.legendre.leggauss(PATH_POINTS)
     times = ops.convert_to_tensor((nodes + 1) / 2, start[0].dtype)
     weights = ops.convert_to_tensor(weights / 2, start[0].dtype)
@@ -177,8 +166,8 @@ def average_over_path(
 class NestedTape(InnerLoop):
     """The inner loop of any head: a nested gradient tape, vectorized over the examples.
 
-    It holds the head's weights and activations once per example, so memory grows with
-    batch size, dictionary size and steps.
+    Memory grows with batch size, dictionary size and steps: each example has its own
+    weights and activations.
     """
 
     head: keras.layers.Layer
@@ -195,7 +184,7 @@ class NestedTape(InnerLoop):
         return list(backend.vectorized_map(finetune, attention))
 
     def _finetune(self, entries: Entries, attention: Tensor) -> list[Tensor]:
-        """Returns the weights of one example, whose attention has shape `(entries,)`."""
+        """Returns the weights for one example, given its attention `(entries,)`."""
 
         def inner_loss(weights: list[Tensor]) -> tuple[Tensor, None]:
             losses = self.loss(entries.values, self._call_head(weights, entries.keys))

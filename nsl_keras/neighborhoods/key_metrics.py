@@ -15,10 +15,9 @@ NORM_EPSILON = 1e-12
 
 
 def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
-    """Returns `1 / sqrt(max(sum(a^2), 1e-12))` of the vectors along `axis`, which is kept.
+    """Returns `1 / sqrt(max(sum(a^2), 1e-12))` along `axis`, but 0 for zero vectors.
 
-    It is exact for vectors longer than 1e-6. For a zero vector, which has no direction, it
-    is 0, because the formula's 1e6 would become a gradient that ruins the training.
+    For a zero vector, the formula's 1e6 would become a gradient that ruins the training.
     """
     squares = ops.sum(ops.square(tensor), axis=axis, keepdims=True)
     inverse = ops.rsqrt(ops.maximum(squares, NORM_EPSILON))
@@ -28,16 +27,15 @@ def inverse_norm(tensor: Tensor, axis: int = -1) -> Tensor:
 class KeyMetric(abc.ABC):
     """A function of all pairs of queries and keys, higher for closer pairs.
 
-    For a custom metric, override `__call__`, and `get_config` if its constructor takes
-    arguments. Register the class with `keras.saving.register_keras_serializable` to save
-    models that use it, and pass an instance as `metric`.
+    To write a metric, override `__call__`, and `get_config` if its constructor takes
+    arguments. To save models that use it, register the class as in the example.
 
     Call arguments:
-        queries: Tensor of shape `(..., queries, features)`.
-        keys: Tensor of shape `(..., keys, features)`.
+        queries: Tensor of shape `(..., queries, features)`, in float32 or wider.
+        keys: Tensor of shape `(..., keys, features)`, in the same dtype.
 
     Output shape:
-        `(..., queries, keys)`. A dictionary passes tensors in float32 or wider.
+        `(..., queries, keys)`.
 
     Example:
 
@@ -48,11 +46,13 @@ class KeyMetric(abc.ABC):
     ...     def __call__(self, queries, keys):
     ...         return keras.ops.matmul(queries, keras.ops.swapaxes(keys, -1, -2))
     >>> layer = nsl_keras.layers.NeighborDictionary(20, 3, metric=InnerProduct())
+    >>> tuple(layer(keras.ops.ones((2, 5))).shape)
+    (2, 20)
     """
 
     @abc.abstractmethod
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Returns the metric of each query and key, which have the same dtype."""
+        """Returns the metric of each query and key."""
 
     def constants(self, keys: Tensor) -> list[Tensor]:
         """Returns further arguments of `__call__`, which inference computes once."""
@@ -97,8 +97,8 @@ class Cosine(KeyMetric):
 class Euclidean(KeyMetric):
     """The negative Euclidean distance, squared by default: `-||q - k||^2`.
 
-    It is computed as `2 q.k - q.q - k.k`, after the mean of the keys is subtracted from
-    queries and keys: distances do not change, and large terms do not cancel.
+    It is computed as `2 q.k - q.q - k.k` after subtracting the mean key from queries and
+    keys, so that large terms do not cancel.
 
     Args:
         squared: bool; if false, the metric is `-||q - k||`.
@@ -141,9 +141,8 @@ def get(identifier: str | dict[str, Any] | KeyMetric) -> KeyMetric:
     """Returns a metric by name, from its serialized form, or unchanged.
 
     Args:
-        identifier: `"cosine"`, `"euclidean"`, a dictionary from
-            `keras.saving.serialize_keras_object`, or a `KeyMetric`. Anything else raises
-            a ValueError.
+        identifier: `"cosine"`, `"euclidean"`, a serialized metric, or a `KeyMetric`;
+            anything else raises a `ValueError`.
 
     Example:
 

@@ -30,7 +30,7 @@ class MetaNeighborhoodModel(CheckedModel):
     Backbone, head, keys, values and the inner learning rate `rate` are all trained on the
     loss of `model(x)`, through the finetuning.
 
-    To measure what adaptation adds, compile and evaluate `unadapted` as well. It is not a
+    To measure what adaptation adds, also compile and evaluate `unadapted`. It is no
     baseline: compare with the plain model, trained in the same way. If adaptation changes
     nothing, look at `inner_learning_rates`, which training may have driven to zero.
 
@@ -40,19 +40,17 @@ class MetaNeighborhoodModel(CheckedModel):
     decay of 7.5e-5 at a learning rate of 1e-3 is `weight_decay=0.075` of Keras's AdamW.
 
     Args:
-        backbone: Keras layer or model from inputs to features of shape `(batch,
-            features)`, or `None` if the inputs are the features. The paper's backbones have
-            no last ReLU, so features may be negative, like keys.
+        backbone: Keras layer or model from inputs to features of shape `(batch, features)`,
+            or `None` if the inputs are the features. The paper's backbones have no last
+            ReLU, so features may be negative, like keys.
         head: See `MetaNeighborhoodHead`.
         dictionary: See `MetaNeighborhoodHead`.
         name: str or `None`, the name of the model.
         dtype: The dtype policy of head and dictionary.
         trainable: bool, whether the model is trained.
-        **kwargs: Arguments of `MetaNeighborhoodHead`: `inner_steps`,
-            `inner_learning_rate`, `learning_rate_form`, `task` and `inner_loop`.
+        **kwargs: Arguments of `MetaNeighborhoodHead`, such as `inner_steps` and `task`.
 
     Call arguments:
-        inputs: Batch of inputs, as the backbone takes them.
         training: bool, the training mode of backbone and dictionary.
         adapt: bool; if false, the head predicts without adaptation.
 
@@ -68,8 +66,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     Raises:
         ValueError: See `MetaNeighborhoodHead`; at `compile`, for a classifier's loss of
-            probabilities; at `fit` and `evaluate`, for NaN and infinities, and for
-            labels or targets that do not fit.
+            probabilities; at `fit` and `evaluate`, for NaN, infinities, and bad targets.
         NonFiniteLossError: At `fit`, when the loss is not finite. `predict` does not raise.
 
     Example:
@@ -139,12 +136,9 @@ class MetaNeighborhoodModel(CheckedModel):
 
     @property
     def unadapted(self) -> keras.Model:
-        """Backbone and head as a plain Keras model on the same weights, not compiled.
+        """The model with `adapt=False`, as a plain Keras model on the same weights.
 
-        It predicts what this model predicts with `adapt=False`.
-
-        Raises:
-            ValueError: If this model is not built.
+        It is not compiled. Before this model is built, it raises a `ValueError`.
         """
         validation.built(self, "unadapted")
         return self._plain()
@@ -160,16 +154,12 @@ class MetaNeighborhoodModel(CheckedModel):
         predictions change little at first; `initialize_from` fills the dictionary.
 
         Args:
-            model: A functional or Sequential model, for example from `keras.applications`,
-                that ends in `Dense`, `CosineDense` or a 1x1 convolution of a 1x1 map, with
-                or without a softmax. One output with a sigmoid becomes two logits. With
-                `task="regression"`, a regressor that ends in a linear layer.
-            dictionary: `NeighborDictionary`, or the number of its entries.
+            model: A built functional or Sequential model with one output that ends in
+                `Dense`, `CosineDense` or a 1x1 convolution of a 1x1 map, optionally with a
+                softmax; one output with a sigmoid becomes two logits. With
+                `task="regression"` it must be linear. Others raise a `ValueError`.
+            dictionary: See `MetaNeighborhoodHead`.
             **options: Further arguments of `MetaNeighborhoodModel`.
-
-        Raises:
-            ValueError: If `model` is subclassed or not built, has several outputs, or does
-                not end in a dense layer with logits, probabilities or regression outputs.
 
         Example:
 
@@ -233,7 +223,6 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.predict_function
 
     def _computing_once(self, function: Any, step: str) -> Any:
-        """Returns a function of batches that computes the head's constants once."""
         if isinstance(function, Once):
             function.is_due = True
         elif getattr(type(self), step) is getattr(keras.Model, step):
@@ -241,10 +230,7 @@ class MetaNeighborhoodModel(CheckedModel):
         return function
 
     def train_step(self, *arguments: Any) -> Any:
-        """Runs one step of the paper's Algorithm 1; on JAX, Keras's train step.
-
-        It computes the same as Keras's own step, with the paper's lines in comments.
-        """
+        """Runs one step of the paper's Algorithm 1; on JAX, Keras's equal `train_step`."""
         if keras.backend.backend() == "jax":
             return super().train_step(*arguments)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(*arguments)
@@ -275,13 +261,13 @@ class MetaNeighborhoodModel(CheckedModel):
     ) -> np.ndarray:
         """Sets the dictionary's entries to examples, drawn at random without replacement.
 
-        Features of the drawn examples become the keys, and their targets, or their labels
+        Features of the drawn examples become the keys. Their targets, or their labels
         smoothed by 1 % so that training can still change them, become the values. Classes
         get equal shares of the entries; if a class has too few examples, other classes fill
         up.
 
-        With a backbone, do this once it is trained. Learned inner learning rates are
-        lowered until a step on an entry of average norm does not overshoot.
+        Train the backbone first. Learned inner learning rates are lowered until a step on
+        an entry of average norm does not overshoot.
 
         Args:
             x: Inputs, as for `fit`, or a finite data set, which is held in memory.
@@ -291,12 +277,11 @@ class MetaNeighborhoodModel(CheckedModel):
             **options: `batch_size` (128) and `verbose` of `keras.Model.predict`.
 
         Returns:
-            NumPy array of shape `(num_neighbors,)`, the index of the example that became
-            each entry.
+            NumPy array `(num_neighbors,)`, the index of each entry's example.
 
         Raises:
-            ValueError: For fewer examples than entries, labels or targets that are missing
-                or do not fit, NaN and infinities, and a dictionary of fixed values.
+            ValueError: For fewer examples than entries, missing or bad labels or targets,
+                NaN and infinities, and a dictionary of fixed values.
 
         Example:
 
@@ -329,10 +314,9 @@ class MetaNeighborhoodModel(CheckedModel):
         effects: bool = False,
         **options: Any,
     ) -> Neighbors:
-        """Returns the dictionary entries that each example attends to most.
+        """Returns the entries that each example attends to most, or that affect it most.
 
-        `nearest_examples` and `initialize_from` return an example for each entry, so
-        `x_train[nearest[found.indices]]` are pictures of the neighbors.
+        For training examples that look like them, see `nearest_examples`.
 
         Args:
             x: Inputs, as for `predict`.
@@ -346,7 +330,7 @@ class MetaNeighborhoodModel(CheckedModel):
             **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
 
         Returns:
-            `nsl_keras.neighborhoods.head.Neighbors`, a class that explains its arrays.
+            `nsl_keras.neighborhoods.head.Neighbors`, which describes its arrays.
 
         Raises:
             ValueError: For an invalid `k` or `by`, or if the model is not built.
@@ -374,18 +358,16 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.neighborhood.neighbors(self.features(inputs), k, by, effects)
 
     def nearest_examples(self, x: Any, y: Any = None, **options: Any) -> np.ndarray:
-        """Returns the number of the example nearest to each entry, by the key metric.
+        """Returns the index of the example nearest to each entry, by the key metric.
 
         Args:
             x: Examples to choose from, for instance the training inputs.
-            y: Labels of the examples, or `None`. With labels, each entry of a classifier
-                gets the nearest example of its own class, the most probable one of its
-                value. A regressor ignores labels.
+            y: Labels, or `None`. With labels, each entry of a classifier gets the nearest
+                example of the most probable class of its value. A regressor ignores labels.
             **options: `batch_size` (128), `steps` and `verbose` of `keras.Model.predict`.
 
         Raises:
-            ValueError: If the model is not built; for labels that do not fit, or leave out
-                the class of an entry.
+            ValueError: If the model is not built, or labels do not fit or omit a class.
 
         Example:
 
@@ -435,8 +417,6 @@ class MetaNeighborhoodModel(CheckedModel):
     def _ranked(
         self, k: int, by: str, effects: bool, run_eagerly: bool
     ) -> data.BatchFunction:
-        """Returns `neighbors` of a batch, to be kept with its graph."""
-
         def ranking(inputs: Any) -> dict[str, Tensor]:
             found = self.neighbors_of_batch(inputs, k, by, effects)._asdict()
             return {name: each for name, each in found.items() if each is not None}

@@ -15,12 +15,11 @@ from nsl_keras.nesting import sublayers
 def split_classifier(
     model: Any, softmax: bool = True
 ) -> tuple[keras.Model, keras.layers.Layer]:
-    """Returns copies of a model up to its last dense layer, and of that layer.
+    """Returns copies of a model up to its last dense layer, and of that layer, made linear.
 
-    The layer's outputs are linear. A 1x1 convolution of a 1x1 map, the last layer of
-    `MobileNet`, becomes a dense layer; one output `z` with a sigmoid the two logits 0 and
-    `z`. `softmax` decides whether a final softmax is dropped
-    or refused.
+    A 1x1 convolution of a 1x1 map, the last layer of `MobileNet`, becomes a dense layer;
+    one output `z` with a sigmoid becomes the logits 0 and `z`. A final softmax is dropped,
+    or refused if `softmax` is false.
     """
     graphs.require_graph(model)
     copy = copied(model)
@@ -82,7 +81,6 @@ def split_classifier(
 
 
 def _is_dense(layer: Any) -> bool:
-    """Whether a layer is dense, or a 1x1 convolution on a 1x1 map."""
     if type(layer) in (keras.layers.Dense, CosineDense):
         return True
     if type(layer) is not keras.layers.Conv2D or layer.kernel_size != (1, 1):

@@ -1,8 +1,8 @@
 """Checks of data and losses that the models of this package share.
 
-Arrays are checked once, on the host, before `fit` and `evaluate` begin; of a generator or a
-`keras.utils.PyDataset`, the first batch. Other batches, and all batches of `tf.data`, are
-not read in advance: bad values in them make the loss non-finite, and `fit` stops there.
+Arrays, and the first batch of a generator or a `keras.utils.PyDataset`, are checked on the
+host before `fit` and `evaluate` begin. Other batches, and all batches of `tf.data`, are not
+read in advance: bad values in them make the loss non-finite, and `fit` stops there.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from nsl_keras.training.data import is_in_memory
 
 
 class NonFiniteLossError(ArithmeticError):
-    """The training loss became NaN or infinite.
+    """`fit` raises this when bad inputs or a diverging run make the loss NaN or infinite.
 
-    `fit` raises this error when bad inputs or a diverging run make the loss non-finite,
-    unless its callbacks include `keras.callbacks.TerminateOnNaN`, which raises nothing.
+    It does not if its callbacks include `keras.callbacks.TerminateOnNaN`.
 
     Example:
 
@@ -163,9 +162,9 @@ _OF_NUMBERS = (
 def loss_of_logits(loss: Any) -> None:
     """Raises if a loss, or one of several losses, does not take logits.
 
-    A loss with the argument `from_logits` says so itself. Keras's other losses take
-    probabilities, of which logits make a flat, NaN or misleading loss, except those of
-    margins and numbers. Losses that are not Keras's own are not asked.
+    A loss with the argument `from_logits` says so itself. Keras's other losses, except
+    those of margins and numbers, take probabilities, of which logits make a flat, NaN or
+    misleading loss. Losses that are not Keras's own are accepted.
     """
     for each in keras.tree.flatten(loss):
         if each is not None and not _takes_logits(keras.losses.get(each)):

@@ -43,10 +43,7 @@ class BatchFunction(keras.Model):
 def predict(
     function: Callable[[Any], Any], model: keras.layers.Layer, x: Any, **options: Any
 ) -> Any:
-    """Maps a function of a model's weights over batches, eagerly; returns NumPy arrays.
-
-    The options are `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
-    """
+    """Maps a function of a model's weights over batches, eagerly; returns NumPy arrays."""
     return BatchFunction(function, model, run_eagerly=True).predict(x, **options)
 
 
@@ -109,7 +106,6 @@ def gather(x: Any, y: Any = None) -> tuple[Any, Any]:
 
 
 def _require_dense(x: Any) -> None:
-    """Raises for ragged and sparse tensors."""
     for leaf in leaves(x):
         dense = hasattr(leaf, "__array__") or not ops.is_tensor(leaf)
         validation.require(dense, "x", "dense", type(leaf))

@@ -100,12 +100,13 @@ def test_fit_has_the_same_episodes_on_every_backend():
             drawn.update(range(start, start + count))
             return super().episodes(count, start)
 
-    batches = Noting(IMAGES, LABELS, 3, queries=2).batches(2, 2, start=10)
+    sampler = Noting(IMAGES, LABELS, 3, queries=2)
+    batches, held_out = sampler.batches(2, 2, start=10), sampler.batches(1, 2, start=90)
     model = few_shot.ProtoNet(data.identity(2, 2, 1), 3, learn_temperature=True)
     model.compile(loss=CROSS_ENTROPY, run_eagerly=True)
     for _ in range(2):  # The second time the model is built.
-        model.fit(batches, epochs=2, verbose=0)
-    assert drawn == {*range(10, 10 + 2 * 2 * 2 * 2)}
+        model.fit(batches, epochs=2, validation_data=held_out, verbose=0)
+    assert drawn == {*range(10, 10 + 2 * 2 * 2 * 2), 90, 91}
     assert model.predict(batches, verbose=0).shape == (4, 6, 3)
 
 
