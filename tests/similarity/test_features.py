@@ -93,7 +93,7 @@ def test_large_matrices_are_refused():
         NeuralSimilarityDense(2, similarity="orthogonal").build((None, 1025))
     NeuralSimilarityDense(2).build((None, 1025))
     with pytest.raises(
-        ValueError, match="unless the similarity is diagonal and has no reg"
+        ValueError, match="is diagonal and has no regularizer"
     ):
         penalized = similarities.Diagonal(regularizer="l2")
         NeuralSimilarityDense(2, similarity=penalized).build((None, 1025))
@@ -127,7 +127,7 @@ def test_int8_kernels(kind, shared_by, tmp_path):
     assert_close(reloaded(model, tmp_path)(x), model(x), 1e-6)
     assert not convert.summary(model).folds
     with pytest.raises(
-        ValueError, match=r"similarities are .* of floats, .*a quantized Neural"
+        ValueError, match=r"are static, of floats, .*a quantized Neural"
     ):
         convert.fold(model, inplace=True)
     for options in ({"learn_shape": True}, {"shared_by": "filter"}):
