@@ -65,9 +65,8 @@ class MAML(EpisodicLearner):
         test_inner_steps: int or `None`, the number of inner steps outside training;
             `None` for `inner_steps`.
         batch_normalization: Statistics that batch norms normalize by. `"support"` and
-            `"transductive"` are as in `ProtoNet`; most of MAML's published numbers before
-            2020 are transductive. `"moving"` uses the moving statistics of a pretrained
-            network, which training leaves as they are.
+            `"transductive"` are as in `ProtoNet`. `"moving"` uses the moving statistics of
+            a pretrained network, which training leaves as they are.
         inner_loss: `None` for classification. For regression, a Keras loss or its name, for
             example `"mean_squared_error"`; labels are then targets of the shape of the
             network's outputs.

@@ -47,7 +47,7 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """Batch norm whose moving statistics have no initialization bias.
 
     Of the start of Keras's moving statistics, mean 0 and variance 1, a share `momentum^t`
-    remains after `t` steps. Until it fades, inference is far less accurate than training.
+    remains after `t` steps. Until it fades, inference can be less accurate than training.
     In this layer, statistics `s_t` of `n_t` examples, after `N` earlier examples, count as
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,
