@@ -46,7 +46,7 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """Batch norm whose moving statistics have no initialization bias.
 
     Keras's moving statistics start at mean 0 and variance 1, of which a share `momentum^t`
-    remains after `t` steps. Until it fades, inference is far less accurate than training.
+    remains after `t` steps. Until it fades, inference can be less accurate than training.
     This layer averages statistics `s_t` of `n_t` examples, after `N` earlier examples, by
 
         moving_t = (1 - r_t) moving_{t-1} + r_t s_t,

@@ -18,7 +18,7 @@ Trials = list[dict] | None
 #: The cell of a difference between rows that were not trained alike.
 NOT_COMPARABLE = "not comparable"
 #: What a ± may be over.
-OVER = "seeds", "draws", "folds"
+OVER = "seeds", "draws", "draws of domains", "folds"
 SPREAD = re.compile(r"\d+\.\d+ ± \d+\.\d+")
 #: Every ± that was made, without its sign: what it is over, and of how many values.
 MADE: dict[str, tuple[str, int]] = {}

@@ -31,8 +31,8 @@ def section(results: pathlib.Path) -> str:
         f"## Few-shot regression: sine waves\n\n{tables.commands(found)}: "
         f"{found[0]['setting']['iterations']:,} "
         "iterations of 25 waves, one inner step of 0.01, Adam at 0.001. Mean squared "
-        "errors on 600 new waves before and after gradient steps on ten points, means over "
-        f"seeds {tables.seeds(found)}. The paper draws curves and prints no numbers.\n\n"
+        "errors on 600 new waves before and after gradient steps on ten points; seeds: "
+        f"{tables.seeds(found)}. The paper draws curves and prints no numbers.\n\n"
         f"{table(found)}"
     )
 

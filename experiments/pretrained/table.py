@@ -56,11 +56,13 @@ def cell(found: list[dict], name: str) -> str:
         {(run["domain"], run["seed"]): 100 * run["accuracy"] for run in each}
         for each in pair
     )
+    is_one = len({run["domain"] for run in found}) == 1
+    over = "draws" if is_one else "draws of domains"
     if name == BASELINE:
-        return tables.mean(own.values(), over="draws")
+        return tables.mean(own.values(), over=over)
     if tables.incomparable(*pair):
         return tables.NOT_COMPARABLE
-    return tables.difference(own, baseline, "draws") or tables.NOT_RUN
+    return tables.difference(own, baseline, over) or tables.NOT_RUN
 
 
 TEXT = "text.jsonl"

@@ -48,12 +48,11 @@ class Adapting:
         """Returns a Keras model that classifies single examples into new classes.
 
         Its outputs are the learner's logits for queries, with `x` as the support set,
-        divided by the `temperature` of a last `ClassLogits`, so that their softmax gives
-        calibrated probabilities. The temperature is fitted to examples that the learner
-        classifies from the rest of `x`, a fifth of each class at a time; or, with a single
-        example of each class, to the support set itself. A `MAML` with an `inner_loss`
-        returns the adapted network. The model shares no weights with the learner. To load
-        its file, import nsl_keras.
+        divided by the `temperature` of a last `ClassLogits`. The temperature is fitted to
+        examples that the learner classifies from the rest of `x`, a fifth of each class at
+        a time; or, with a single example of each class, to the support set itself. A `MAML`
+        with an `inner_loss` returns the adapted network. The model shares no weights with
+        the learner. To load its file, import nsl_keras.
 
         Args:
             x: Array or list of the support examples; or a data set of batches `(examples,

@@ -63,8 +63,8 @@ class MAML(EpisodicLearner):
         first_order: bool, whether training treats the inner gradients as constants.
         test_inner_steps: int, the inner steps outside training; `None` for `inner_steps`.
         batch_normalization: Statistics that batch norms normalize by. `"support"` and
-            `"transductive"` are as in `ProtoNet`; most of MAML's published numbers before
-            2020 are transductive. `"moving"` uses moving statistics, which stay unchanged.
+            `"transductive"` are as in `ProtoNet`. `"moving"` uses moving statistics, which
+            stay unchanged.
         inner_loss: `None` for classification. For regression, a Keras loss or its name, for
             example `"mean_squared_error"`.
         **kwargs: `name`, `trainable` of `keras.Model`. The learner takes the dtype policy

@@ -326,7 +326,7 @@ class MetaNeighborhoodModel(CheckedModel):
                 in absolute value summed over the outputs: hard examples, often of other
                 classes, since an entry that the head fits already has no effect.
             effects: bool, whether to compute `output_changes` with `by="attention"` too.
-                They take several times the time and memory of `predict`.
+                They take more time and memory than `predict`.
             **options: `batch_size`, `steps` and `verbose` of `keras.Model.predict`.
 
         Returns:
