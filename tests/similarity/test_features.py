@@ -92,9 +92,7 @@ def test_large_matrices_are_refused():
     with pytest.raises(ValueError, match="`block_size` must be given, and at most 1024"):
         NeuralSimilarityDense(2, similarity="orthogonal").build((None, 1025))
     NeuralSimilarityDense(2).build((None, 1025))
-    with pytest.raises(
-        ValueError, match="is diagonal and has no regularizer"
-    ):
+    with pytest.raises(ValueError, match="is diagonal and has no regularizer"):
         penalized = similarities.Diagonal(regularizer="l2")
         NeuralSimilarityDense(2, similarity=penalized).build((None, 1025))
     NeuralSimilarityDense(2, similarity="orthogonal", block_size=5).build((None, 1025))
@@ -126,9 +124,7 @@ def test_int8_kernels(kind, shared_by, tmp_path):
     assert_close(model(x), plain(rows.astype("float32")), 1e-5)
     assert_close(reloaded(model, tmp_path)(x), model(x), 1e-6)
     assert not convert.summary(model).folds
-    with pytest.raises(
-        ValueError, match=r"are static, of floats, .*a quantized Neural"
-    ):
+    with pytest.raises(ValueError, match=r"are static, of floats, .*a quantized Neural"):
         convert.fold(model, inplace=True)
     for options in ({"learn_shape": True}, {"shared_by": "filter"}):
         refused = similarities.Diagonal(**options)
