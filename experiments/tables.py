@@ -71,8 +71,8 @@ def results_readme() -> str:
     parts = [
         INTRODUCTION,
         *(demo.section(RESULTS, name) for name in ("digits", "cifar10")),
-        similarity.sections(RESULTS),
-        few_shot.sections(RESULTS),
+        _all_settings(similarity),
+        _all_settings(few_shot),
         sine_waves.section(RESULTS),
         calibration.section(RESULTS),
         implicit_regularization.section(RESULTS),
@@ -80,7 +80,7 @@ def results_readme() -> str:
         stability.section(RESULTS),
         kernel_shape.section(RESULTS),
         small.section(RESULTS),
-        images.sections(RESULTS),
+        _all_settings(images),
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
         pretrained.section(RESULTS, "corrupted"),
@@ -90,6 +90,11 @@ def results_readme() -> str:
         experiments.speed.table.sections(RESULTS),
     ]
     return folded("\n\n".join(parts)) + "\n"
+
+
+def _all_settings(experiment: Any) -> str:
+    found = runs.all_of(RESULTS / experiment.PLACE)
+    return "\n\n".join([experiment.TITLE, *map(experiment.section, found)])
 
 
 def folded(text: str) -> str:

@@ -240,12 +240,7 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
     trials = path.with_name(f"{path.stem}_tuning.jsonl"), name.replace("everything", "all")
     records = runs.RunRecords(*(trials if FLAGS.tune else (path, name)), setting, states)
     if FLAGS.tune:
-        keys: list[runs.Key] = [
-            (name, float(rate), int(seed))
-            for seed in FLAGS.seeds
-            for name in rows.names
-            for rate in FLAGS.rates
-        ]
+        keys = runs.every(rows.names, map(float, FLAGS.rates), FLAGS.seeds)
         rates: dict[str, float] = {}
     else:
         keys = runs.every(rows.names, FLAGS.seeds)

@@ -1,6 +1,5 @@
 """Table 1 and Appendix A of Meta-Neighborhoods from runs, beside the paper's figures."""
 
-import pathlib
 from collections.abc import Callable
 
 from experiments.common import runs, tables
@@ -20,11 +19,6 @@ FAIR = tables.Fair(
 )
 PLACE = "image_classification.jsonl"
 TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification"
-
-
-def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / PLACE)
-    return "\n\n".join([TITLE, *map(section, found)])
 
 
 def section(records: runs.RunRecords, experiments: list[str] | None = None) -> str:

@@ -200,14 +200,8 @@ def main(_arguments: list[str]) -> None:
         pairs = itertools.product(networks, FLAGS.method or OWN)
         runs.run_all(runs.RunRecords(path, COSTS, {"batch": BATCH}), pairs, measure)
     else:
-        keys = [
-            (dataset, network, name, int(seed))
-            for seed in FLAGS.seeds
-            for dataset in FLAGS.dataset or DATASETS
-            for network in networks
-            for name in FLAGS.method or METHODS
-        ]
-        runs.run_all(records, keys, run)
+        names = FLAGS.dataset or DATASETS, networks, FLAGS.method or METHODS
+        runs.run_all(records, runs.every(*names, FLAGS.seeds), run)
     print(f"\n{table(compare(records.runs), costs(results))}")
 
 

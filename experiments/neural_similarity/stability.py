@@ -234,13 +234,8 @@ def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     setting = options() | {"network": "narrow_cnn"}
     records = runs.RunRecords(results / PLACE, setting=setting)
-    keys = [
-        (similarity, name, int(seed))
-        for seed in FLAGS.seeds
-        for similarity in FLAGS.similarity or SIMILARITIES
-        for name in FLAGS.method or [PLAIN, *ROWS]
-    ]
-    runs.run_all(records, keys, train)
+    names = FLAGS.similarity or SIMILARITIES, FLAGS.method or [PLAIN, *ROWS]
+    runs.run_all(records, runs.every(*names, FLAGS.seeds), train)
     print(f"\n{table(records.runs)}")
     runs.write_figures(results / "figures", {"stability": picture(records.runs)})
 

@@ -18,11 +18,6 @@ PLACE = "neural_similarity.jsonl"
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
 
 
-def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / PLACE)
-    return "\n\n".join([TITLE, *map(section, found)])
-
-
 def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
     """Markdown of a setting's runs, for tables or for all with more than the baseline's."""
     setting, found = records.setting, records.runs

@@ -60,11 +60,7 @@ def run(place: str, number: int) -> dict:
     keras.utils.set_random_seed(number)
     classifier = adapted(few)
     similar = convert.add_similarity(classifier, "unconstrained", train_classifier=True)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # XLA compiles for longer than it trains.
-    jit_compile = keras.backend.backend() == "jax"
-    similar.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=jit_compile)
-    similar.fit(few.images, few.labels, epochs=EPOCHS, verbose=0)
+    trained = study.fit(similar, few.images, few.labels, 1e-3, EPOCHS)
     models = {
         "regression": study.classifier(few),
         "adapt": classifier,
@@ -75,9 +71,8 @@ def run(place: str, number: int) -> dict:
         for name, model in models.items()
     }
     print({name: round(100 * each, 1) for name, each in found.items()}, flush=True)
-    trained = sum(int(np.prod(each.shape)) for each in similar.trainable_variables)
     about = runs.about("pretrained.recipe")
-    return {"domain": place, "seed": number, **about, "accuracy": found, "trained": trained}
+    return {"domain": place, "seed": number, **about, "accuracy": found, **trained}
 
 
 def main(_arguments: list[str]) -> None:

@@ -96,15 +96,15 @@ STEPS = {
     "everything": "then all weights",
     "similarity": "then a similarity `M` and the classifier, folded",
 }
-_CONTROLS = (BASELINE, "head", "LoRA of rank 1 + head", "everything")
 FAIR = tables.Fair(
     {
         "M unconstrained + head": ("everything",),
         "neighbors": (BASELINE, "nearest centroid"),
     }
 )
-FAIR_RECIPE = tables.Fair({"similarity": ("regression", *_CONTROLS[1:])}, STEPS)
-FAIR_TEXT = tables.Fair({"M diagonal + head": _CONTROLS})
+FAIR_RECIPE = tables.Fair(
+    {"similarity": ("regression", "head", "LoRA of rank 1 + head", "everything")}, STEPS
+)
 
 PARTS = {
     "tried": ("## A pretrained network with few labels", TRIED),
