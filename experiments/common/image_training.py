@@ -6,7 +6,6 @@ a `Rows`; all else is here.
 
 import dataclasses
 import pathlib
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -271,19 +270,12 @@ def tuned_rates(
             "`tuned` needs trials of the same setting: call the command with --tune first. "
             f"Received: pairs of (trials, here) that are {different}"
         )
-    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
-    for trial in trials.runs:
-        # A trial that diverged is one without accuracy.
-        accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])
-        accuracies.append(trial.get("validation_accuracy", 0.0))
-    tried = {str(sorted((r, len(rates[r])) for r in rates)) for rates in found.values()}
+    found = {name: tables.of_method(trials.runs, name) for name in names}
+    tried = {str(sorted(run["learning_rate"] for run in own)) for own in found.values()}
     if tried == {"[]"} or len(tried) > 1:
-        counts = {name: len(rates) for name, rates in found.items()}
+        counts = {name: len(tables.scores(own)) for name, own in found.items()}
         raise ValueError(
             "`tuned` needs the same trials of every row: call the command with --tune "
             f"first. Received: numbers of rates {counts}"
         )
-    return {
-        name: max(rates, key=lambda rate: statistics.mean(rates[rate]))
-        for name, rates in found.items()
-    }
+    return {name: tables.best_rate(own) for name, own in found.items()}

@@ -75,6 +75,21 @@ def _rate(run: dict) -> float | None:
     return run.get("rate", run.get("learning_rate"))
 
 
+def scores(trials: Iterable[dict]) -> dict[float, list[float]]:
+    """Accuracies of trials by rate; of one that diverged, 0."""
+    found: dict[float, list[float]] = {}
+    for trial in trials:
+        score = trial.get("accuracy", trial.get("validation_accuracy", 0.0))
+        found.setdefault(_rate(trial), []).append(score)
+    return found
+
+
+def best_rate(trials: Iterable[dict]) -> float:
+    """The rate of the best mean accuracy; of equal ones the first that was tried."""
+    found = scores(trials)
+    return max(found, key=lambda rate: statistics.mean(found[rate]))
+
+
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table and its notes; rows that are too short end in empty cells."""
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
@@ -165,18 +180,14 @@ def incomparable(
     lengths = {trial["steps"] for each in tried for trial in each if "steps" in trial}
     if len(lengths) > 1:
         return f"trials of {sorted(lengths)} steps"
-    scores: list[dict[float, list[float]]] = [{}, {}]
-    for each, found in zip(tried, scores, strict=True):
-        for trial in each:
-            score = trial.get("accuracy", trial.get("validation_accuracy", 0.0))
-            found.setdefault(_rate(trial), []).append(score)
-    for own, found in zip(rows, scores, strict=True):
-        if found and max(map(statistics.mean, found.values())) < 1.25 * chance:
+    found = [scores(each) for each in tried]
+    for own, each in zip(rows, found, strict=True):
+        if each and max(map(statistics.mean, each.values())) < 1.25 * chance:
             return f"the trials of {own[0]['method']} did not leave chance"
-    both = scores[0].keys() & scores[1].keys()
-    for own, found in zip(rows, scores, strict=True):
-        best = max(both, key=lambda rate: statistics.mean(found[rate]), default=None)
-        if {_rate(run) for run in own} != {best}:
+    both = found[0].keys() & found[1].keys()
+    for own, each in zip(rows, tried, strict=True):
+        shared = [trial for trial in each if _rate(trial) in both]
+        if {_rate(run) for run in own} != {best_rate(shared) if shared else None}:
             return f"the rate of {own[0]['method']} is not the best that both tried"
     return ""
 

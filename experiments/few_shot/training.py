@@ -11,7 +11,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from experiments.common import options, recipe, runs
+from experiments.common import options, recipe, runs, tables
 from experiments.common.data import PARTS, Split, without_validation
 from experiments.few_shot import data, methods
 from nsl_keras import few_shot
@@ -218,8 +218,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
         return record | {"accuracy": evaluation.mean}
 
     runs.run_all(trials, [(method, str(rate)) for rate in setting.rates], trial)
-    own = [run for run in trials.runs if run["method"] == method]
-    return max(own, key=lambda run: run["accuracy"])["rate"]
+    return tables.best_rate(tables.of_method(trials.runs, method))
 
 
 def record_of(training: Training, method: str, rate: float, seed: int) -> dict:

@@ -28,7 +28,7 @@ from scipy import ndimage
 from sklearn.linear_model import LogisticRegression
 
 import nsl_keras
-from experiments.common import command, image_folders, runs
+from experiments.common import command, image_folders, runs, tables
 from experiments.pretrained import efficientnet, table
 from nsl_keras import convert, few_shot
 
@@ -344,9 +344,7 @@ def main(_arguments: list[str]) -> None:
     def best_rate(name: str) -> float:
         if name in FIXED:
             return 0.0
-        own = [each for each in trials.runs if each["method"] == name]
-        found = [[t["accuracy"] for t in own if t["rate"] == rate] for rate in RATES]
-        return RATES[int(np.argmax(np.mean(found, axis=1)))]
+        return tables.best_rate(tables.of_method(trials.runs, name))
 
     trained = [name for name in names if name not in FIXED]
     runs.run_all(

@@ -10,7 +10,6 @@ same adapted classifier, and their learning rates are the best of the draw of th
 import functools
 
 import keras
-import numpy as np
 from absl import flags
 
 from experiments.common import command, runs, tables
@@ -93,16 +92,11 @@ def main(_arguments: list[str]) -> None:
         tried,
         lambda name, place, rate: run_rival(name, place, study.TRIAL, float(rate)),
     )
-
-    def best_rate(name: str) -> float:
-        own = tables.of_method(trials.runs, name)
-        found = [[t["accuracy"] for t in own if t["rate"] == rate] for rate in RIVALS[name]]
-        return RIVALS[name][int(np.argmax(np.mean(found, axis=1)))]
-
+    best = {name: tables.best_rate(tables.of_method(trials.runs, name)) for name in RIVALS}
     runs.run_all(
         runs.RunRecords(path, "rivals", setting | {"rates": RIVALS}),
         [(name, *key) for key in keys for name in RIVALS],
-        lambda name, *key: run_rival(name, *key, best_rate(name)),
+        lambda name, *key: run_rival(name, *key, best[name]),
     )
     print(f"\n{table.recipe(path.parent)}\n\nWrote {path}")
 

@@ -234,11 +234,9 @@ def best_rate(trials: runs.RunRecords, name: str, shots: int) -> float:
             [(name, shots, n, str(rate)) for n in TRIALS[: FLAGS.trials] for rate in near],
             lambda name, shots, n, rate: run(name, TRIED, shots, n, float(rate)),
         )
-        scores: dict[float, list[float]] = collections.defaultdict(list)
-        for each in tables.of_method(trials.runs, name):
-            if each["shots"] == shots:
-                scores[each["rate"]].append(each["accuracy"])
-        best = RATES.index(max(scores, key=lambda rate: np.mean(scores[rate])))
+        tried = tables.of_method(trials.runs, name)
+        tried = [each for each in tried if each["shots"] == shots]
+        best = RATES.index(tables.best_rate(tried))
         if best == place or best in (0, len(RATES) - 1):
             return RATES[best]
         place = best
