@@ -142,6 +142,10 @@ def percent(found: list[dict], method: str, key: str) -> dict[int, float]:
     return {run["seed"]: 100 * run[key] for run in of_method(found, method) if key in run}
 
 
+def mean_percent(found: list[dict], method: str, key: str) -> str:
+    return mean(percent(found, method, key).values())
+
+
 def difference(
     found: dict[Any, float], baseline: dict[Any, float], over: str = "seeds"
 ) -> str:

@@ -48,9 +48,7 @@ def table(found: list[dict], rivals: Sequence[dict] = ()) -> str:
                 title,
                 tables.mean(accuracies.values()),
                 "" if name == baseline else tables.difference(accuracies, twin),
-                tables.mean(
-                    tables.percent(found, name, "test_unadapted_accuracy").values()
-                ),
+                tables.mean_percent(found, name, "test_unadapted_accuracy"),
                 f"{chosen[0]['parameters']:,}",
                 "" if ratio is None else f"{ratio['median']:.2f}x",
             ]

@@ -326,22 +326,15 @@ METHODS = {
         "static NSN",
         functools.partial(finetuned, variables="similarity+classifier"),
     ),
-    "dynamic_nsn": Method(
-        "dynamic NSN",
-        finetuned,
-        network="dynamic",
-    ),
-    "dynamic_centroid": Method(
-        "dynamic network, nearest centroid", nearest_centroid, network="dynamic"
-    ),
     **{
-        f"dynamic_{learner}_{kind}": Method(
-            f"dynamic {title}, {what}", make, network=f"dynamic_{kind}"
+        f"dynamic_{learner}{kind}": Method(
+            f"dynamic {title}{what}", make, network=f"dynamic{kind}"
         )
         for kind, what in (
-            ("blocks", "in blocks of 2x2"),
-            ("1x1", "1x1 second layer of predictors"),
-            ("depthwise", "depthwise first layer of predictors"),
+            ("", ""),
+            ("_blocks", ", in blocks of 2x2"),
+            ("_1x1", ", 1x1 second layer of predictors"),
+            ("_depthwise", ", depthwise first layer of predictors"),
         )
         for learner, title, make in (
             ("nsn", "NSN", finetuned),

@@ -131,7 +131,7 @@ def _table(
             title = "finetuning" if baseline else methods.METHODS[other].title
             shown += f" to {title}"
         cells += [
-            tables.mean(tables.percent(chosen, name, "accuracy").values()),
+            tables.mean_percent(chosen, name, "accuracy"),
             shown,
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",

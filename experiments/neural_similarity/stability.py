@@ -35,6 +35,7 @@ PLACE = "stability.jsonl"
 #: Of the last layer of predictors: He's normal, and the authors' share of it.
 HE, SMALL = 1.0, 1e-3
 BATCH = 32
+SGD = {"learning_rate": 0.03, "momentum": 0.9}
 #: Steps that losses are averaged over.
 LAST = 20
 
@@ -85,14 +86,11 @@ def predictor(row: Row) -> SimilarityPredictor:
 
 def define_flags() -> None:
     flags.DEFINE_integer("epochs", 8, "Epochs.", lower_bound=2)
-    flags.DEFINE_float("learning_rate", 0.03, "Of SGD.", lower_bound=0)
-    flags.DEFINE_float("momentum", 0.9, "Of SGD.", lower_bound=0)
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
 
 
 def options() -> dict[str, Any]:
-    names = ("epochs", "learning_rate", "momentum")
-    return {name: getattr(FLAGS, name) for name in names} | {"batch_size": BATCH}
+    return {"epochs": FLAGS.epochs, **SGD, "batch_size": BATCH}
 
 
 def digits_network(
@@ -104,7 +102,7 @@ def digits_network(
     shape, batch_norm = images.train.images.shape[1:], networks.BATCH_NORMS["unbiased"]
     make = networks.NETWORKS["narrow_cnn"].make
     model = make(shape, images.classes, convolution, batch_norm)
-    optimizer = keras.optimizers.SGD(FLAGS.learning_rate, FLAGS.momentum)
+    optimizer = keras.optimizers.SGD(**SGD)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=False)
     return model, images

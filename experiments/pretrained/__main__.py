@@ -135,8 +135,14 @@ def features(images: np.ndarray, network: keras.Model | None = None) -> np.ndarr
 def classifier(few: Few, network: keras.Model | None = None) -> keras.Model:
     """The network and a dense layer: the logistic regression on the features."""
     network = network or backbone()
-    found = features(few.images, network)
-    found = LogisticRegression(max_iter=5_000).fit(found, few.labels)
+    return with_regression(network, features(few.images, network), few.labels)
+
+
+def with_regression(
+    network: keras.Model, found: np.ndarray, labels: np.ndarray, **options: Any
+) -> keras.Model:
+    """The network and a dense layer, the logistic regression on the features `found`."""
+    found = LogisticRegression(max_iter=5_000, **options).fit(found, labels)
     head = keras.layers.Dense(len(found.classes_), name="classifier")
     model = keras.Model(network.input, head(network.output))
     head.set_weights([found.coef_.T, found.intercept_])
