@@ -101,7 +101,7 @@ def _heading(setting: dict, found: list[dict], part: str = "test") -> str:
 
 def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) -> str:
     table = methods.TABLES[number]
-    errors = {name: each[dataset] for name, each in table.errors.items() if dataset in each}
+    errors = table.errors.get(dataset)
     more = {}
     if errors and table.top_5_errors:
         more = {
