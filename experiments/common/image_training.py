@@ -68,14 +68,15 @@ class Rows:
     curves: bool = False
 
 
-def steps_from_flags(published: int, train_examples: int, batch_size: int) -> int:
+def steps_from_flags(published: recipe.Recipe, train_examples: int) -> int:
     if FLAGS.epochs is None:
-        return FLAGS.steps or published
+        return FLAGS.steps or published.steps
     if FLAGS.steps is not None:
         raise ValueError(
             "`steps` and `epochs` exclude each other. Received: "
             f"steps={FLAGS.steps}, epochs={FLAGS.epochs}"
         )
+    batch_size = FLAGS.batch_size or published.batch_size
     # Whole chunks of steps, after which state can be saved.
     return max(1, round(FLAGS.epochs * round(train_examples / batch_size)))
 

@@ -25,11 +25,6 @@ FLAGS = flags.FLAGS
 
 PLACE = "calibration.jsonl"
 BINS = 10
-SETS = {
-    "digits": "digits, 3 classes",
-    "cifar_fs": "classes of CIFAR-100, 5 classes",
-    "photos": "noisy photographs, 5 classes",
-}
 Features = tuple[np.ndarray, np.ndarray]
 
 
@@ -73,6 +68,14 @@ def photos() -> Features:
     return pretrained.backbone().predict(images, verbose=0), labels
 
 
+#: Titles, classes of an episode, the features, and the flag that has their place.
+SETS: dict[str, tuple[str, int, Callable[[], Features], str | None]] = {
+    "digits": ("digits", 3, digits, None),
+    "cifar_fs": ("classes of CIFAR-100", 5, cifar_fs, "data_file"),
+    "photos": ("noisy photographs", 5, photos, "data_dir"),
+}
+
+
 def learners(features: int, ways: int) -> dict[str, Callable[[], Any]]:
     inputs = keras.Input((features,))
     identity = keras.Model(inputs, keras.layers.Identity()(inputs))
@@ -114,11 +117,11 @@ def measured(make: Callable[[], Any], sampler: Any, draws: int) -> dict[str, flo
     }
 
 
-def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -> None:
+def measure(name: str, records: runs.RunRecords) -> None:
     """Makes the records of a data set."""
+    _, ways, load, _ = SETS[name]
     keras.utils.set_random_seed(0)
     features, labels = load()
-    ways = 3 if name == "digits" else 5
     made = learners(features.shape[1], ways)
 
     def run(place: str, method: str, shots: int) -> dict:
@@ -135,7 +138,8 @@ def table(found: list[dict]) -> str:
     """A row for each kind of classes, a column for each learner."""
     rows: dict[str, list[str]] = {}
     for run in found:
-        kind = f"{SETS[run['data']]}, {run['shots']} per class"
+        title, ways, *_ = SETS[run["data"]]
+        kind = f"{title}, {ways} classes, {run['shots']} per class"
         errors = f"{run['error_before']:.2f}, {run['error']:.2f}"
         cells = rows.setdefault(kind, [kind])
         cells.append(f"{100 * run['accuracy']:.1f}; {errors}")
@@ -156,13 +160,9 @@ def section(results: pathlib.Path) -> str:
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     records = runs.RunRecords(results / PLACE, setting={"draws": FLAGS.draws})
-    sets = {"digits": digits}
-    if FLAGS.data_file:
-        sets["cifar_fs"] = cifar_fs
-    if FLAGS.data_dir:
-        sets["photos"] = photos
-    for name, load in sets.items():
-        measure(name, load, records)
+    for name, (*_, flag) in SETS.items():
+        if flag is None or FLAGS[flag].value:
+            measure(name, records)
     print(table(records.runs))
 
 

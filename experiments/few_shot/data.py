@@ -32,14 +32,9 @@ class FewShotData(ImageData):
 
     @property
     def counts(self) -> dict[str, int]:
-        return {
-            f"{name}_{kind}": int(count)
-            for name in PARTS
-            for kind, count in (
-                ("images", len(getattr(self, name).labels)),
-                ("classes", len(np.unique(getattr(self, name).labels))),
-            )
-        }
+        labels = {name: getattr(self, name).labels for name in PARTS}
+        classes = {f"{name}_classes": len({*labels[name].tolist()}) for name in PARTS}
+        return {f"{name}_images": len(labels[name]) for name in PARTS} | classes
 
 
 def load(

@@ -464,9 +464,9 @@ def with_rate(optimizer: Any, variables: Sequence[Any], share: Any) -> None:
     own = {id(each) for variable in variables for each in (variable, variable.value)}
     step = optimizer.update_step
 
-    def own_rate(rate: Any) -> Any:
-        return rate * (share(optimizer.iterations) if callable(share) else share)
+    def update_step(gradient: Any, variable: Any, rate: Any) -> None:
+        if id(variable) in own:
+            rate = rate * (share(optimizer.iterations) if callable(share) else share)
+        step(gradient, variable, rate)
 
-    optimizer.update_step = lambda gradient, variable, rate: step(
-        gradient, variable, own_rate(rate) if id(variable) in own else rate
-    )
+    optimizer.update_step = update_step

@@ -51,17 +51,15 @@ DATASETS = {"cifar_fs": "CIFAR-FS, 40 classes", "cifar10": "CIFAR-10"}
 NAMES = ("narrow_cnn", "small_resnet")
 
 
-def _by_size(filters: int) -> SimilarityPredictor:
-    """Blocks where maps are at least 16 pixels wide."""
-    return SimilarityPredictor(downsampling=2 if filters < WIDTHS[-1] else 1)
-
-
 PREDICTORS: dict[str, Any] = {
     "kernel-sized output": SimilarityPredictor(downsampling=1),
     "1x1 output": SimilarityPredictor(downsampling=1, output_kernel_size=1),
     "blocks": SimilarityPredictor(downsampling=2),
     "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
-    "blocks by size": _by_size,
+    # Where maps are at least 16 pixels wide.
+    "blocks by size": lambda filters: SimilarityPredictor(
+        downsampling=2 if filters < WIDTHS[-1] else 1
+    ),
     "depthwise": SimilarityPredictor(depthwise),
 }
 OWN = {

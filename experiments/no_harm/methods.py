@@ -33,10 +33,6 @@ class Method(NamedTuple):
     rate: float = 1.0
 
 
-def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-    return plain
-
-
 def with_cosine_head(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     classifier = plain.get_layer(networks.CLASSIFIER)
     head = nsl_keras.layers.CosineDense(classifier.units)
@@ -89,11 +85,13 @@ def add_similarity(**options: Any) -> Make:
 #: For an unconstrained similarity, not the default.
 EACH_POSITION = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
 
-PLAIN_METHOD = Method("plain", leave_plain)
+PLAIN_METHOD = Method("plain", lambda _, plain: plain)
 #: Plain networks: what anyone can do without a similarity or neighbors.
 ALTERNATIVES = {
-    PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
-    "plain_rate": Method("plain, three times the rate", leave_plain, rate=3.0),
+    PLAIN_LONGER: Method(
+        "plain, trained twice as long", PLAIN_METHOD.make, pretrained=True
+    ),
+    "plain_rate": Method("plain, three times the rate", PLAIN_METHOD.make, rate=3.0),
     "plain_cosine": Method("plain, CosineDense head", with_cosine_head),
 }
 #: A trained network that a method converts is compared with that network trained on.

@@ -58,10 +58,6 @@ def _jpeg(image: Image.Image) -> Image.Image:
     return Image.open(file)
 
 
-def _mosaic(image: Image.Image) -> Image.Image:
-    return image.resize((24, 24), Image.Resampling.BOX).resize(image.size, 0)
-
-
 def _noise(images: np.ndarray) -> np.ndarray:
     noise = np.random.default_rng(0).normal(scale=50, size=images.shape)
     return np.clip(images + noise, 0, 255)
@@ -78,7 +74,9 @@ CORRUPTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "noise": _noise,
     "blur": lambda images: ndimage.gaussian_filter(images, (0, 2, 2, 0)),
     "jpeg": _each(_jpeg),
-    "mosaic": _each(_mosaic),
+    "mosaic": _each(
+        lambda image: image.resize((24, 24), Image.Resampling.BOX).resize(image.size, 0)
+    ),
     "motion": lambda images: ndimage.uniform_filter1d(images, 11, axis=2),
     "contrast": lambda images: (
         0.2 * images + 0.8 * images.mean(axis=(1, 2, 3), keepdims=True)
