@@ -52,12 +52,11 @@ def features(
         published=published,
         **_PREDICTORS.get(kind, {}),
     )
-    filters: dict[str, Any] = {}
+    norm = functools.partial(nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM)
+    options = {"batch_normalization": norm, "convolution": convolution}
     if width is not None:  # The stages of CNN-9 widen.
         widths = (width, 2 * width, 4 * width) if backbone != "cnn4" else width
-        filters = {"filters": widths}
-    norm = functools.partial(nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM)
-    options = {"batch_normalization": norm, "convolution": convolution, **filters}
+        options["filters"] = widths
     model = _BACKBONES[backbone](shape, classes=None, **options)
     outputs = model.output
     if len(outputs.shape) > 2:

@@ -108,15 +108,12 @@ def _view(storage: np.ndarray, offset: int, shape: tuple, strides: tuple, *_: An
 def _set_weights(model: keras.Model, weights: dict[str, np.ndarray]) -> None:
     """Sets the weights in the order of the layers, which both have in common."""
     kernels = [value for value in weights.values() if value.ndim == 4]
-    norms = [
-        name[: -len("running_mean")] for name in weights if name.endswith("running_mean")
-    ]
+    means = [name for name in weights if name.endswith("running_mean")]
     convolutions = [each for each in model.layers if hasattr(each, "kernel")]
     for layer, kernel in zip(convolutions, kernels, strict=True):
         depthwise = isinstance(layer, layers.DepthwiseConv2D)
         layer.set_weights([kernel.transpose((2, 3, 0, 1) if depthwise else (2, 3, 1, 0))])
-    kind = layers.BatchNormalization
-    own = [each for each in model.layers if isinstance(each, kind)]
-    for layer, prefix in zip(own, norms, strict=True):
+    norms = [each for each in model.layers if hasattr(each, "moving_mean")]
+    for layer, mean in zip(norms, means, strict=True):
         names = ("weight", "bias", "running_mean", "running_var")
-        layer.set_weights([weights[prefix + name] for name in names])
+        layer.set_weights([weights[mean.replace("running_mean", name)] for name in names])
