@@ -112,10 +112,6 @@ def folded(text: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def pages() -> list[pathlib.Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
 def with_tables(text: str) -> str:
     return re.sub(
         r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->",
@@ -130,10 +126,8 @@ def with_tables(text: str) -> str:
 def _few_labels() -> str:
     """What to train of a pretrained network: README's recipe and its rivals."""
     found, sizes = pretrained.accuracies(RESULTS), pretrained.kilobytes(RESULTS)
-    rivals, sentences = (
-        _records(pretrained.RECIPE, "rivals"),
-        [each for each in _records(pretrained.TEXT).runs if each["domain"] == "clinc150"],
-    )
+    rivals, intents = _records(pretrained.RECIPE, "rivals"), _records(pretrained.TEXT)
+    sentences = [run for run in intents.runs if run["domain"] == "clinc150"]
     of_sentences = {"regression": pretrained.BASELINE, "similarity": "M diagonal + head"}
     rows = []
     for step, title in pretrained.STEPS.items():
@@ -332,10 +326,11 @@ TYPED = {
 
 def made() -> dict[pathlib.Path, str]:
     """The text of every page that has a table."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {
         RESULTS / "README.md": results_readme(),
         RESULTS / "no_harm.md": report.page(RESULTS),
-        **{page: with_tables(page.read_text()) for page in pages()},
+        **{page: with_tables(page.read_text()) for page in pages},
     }
 
 

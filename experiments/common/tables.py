@@ -294,11 +294,9 @@ def training(setting: dict) -> str:
     """The recipe of a setting in words: optimizer, rates, batches, images."""
     recipe = setting["recipe"]
     drops = ", ".join(f"{drop:,}" for drop in recipe["rate_drops"])
-    parts = [
-        "which falls to 0 along a cosine"
-        if recipe["cosine_decay"]
-        else f"divided by 10 at {drops}"
-    ]
+    parts = [f"divided by 10 at {drops}"]
+    if recipe["cosine_decay"]:
+        parts = ["which falls to 0 along a cosine"]
     if recipe.get("warmup_steps"):
         parts.append(f"after {recipe['warmup_steps']:,} steps of warm-up")
     rate = f"{recipe['learning_rate']:g}"
@@ -310,10 +308,9 @@ def training(setting: dict) -> str:
         *([f"{setting['input']} input"] if setting.get("input") else []),
         *([setting["precision"]] if setting.get("precision") else []),
     ]
-    optimizer = {"adam": "Adam", "adamw": "AdamW"}.get(
-        recipe["optimizer"], recipe["optimizer"]
-    )
-    return f"{optimizer} at {rate}, {', '.join(parts)}; {', '.join(images)}"
+    names, optimizer = {"adam": "Adam", "adamw": "AdamW"}, recipe["optimizer"]
+    by = f"{names.get(optimizer, optimizer)} at {rate}"
+    return f"{by}, {', '.join(parts)}; {', '.join(images)}"
 
 
 def compared(
@@ -322,27 +319,34 @@ def compared(
     baseline: str,
     columns: Sequence[str],
     percents: Callable[[str], dict[int, float]],
-    published: tuple[str, Mapping[str, float]] | None,
+    published: Mapping[str, Mapping[str, float]],
     more: Mapping[str, Callable[[str], str]],
     trials: Trials = None,
 ) -> str:
     """A line a method beside a baseline; those without any figure follow the table.
 
     `columns` are the titles of the columns of percents and of their differences; `percents`
-    returns those of a method by seed; `published` is title and percents of a column of
-    published ones, `more` has columns by titles: functions of a method's name. `trials`
+    returns those of a method by seed; `published` has percents of columns of published
+    ones by titles, `more` has columns by titles: functions of a method's name. `trials`
     chose the learning rates.
     """
     tuned = any("learning_rate" in run for run in found)
     costs = {title: cost for title, cost in COSTS.items() if cost(found)}
-    columns = ["method", *([published[0]] if published else []), *columns]
-    columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters", *costs]
+    columns = [
+        "method",
+        *published,
+        *columns,
+        *more,
+        "seeds",
+        *(["rate"] if tuned else []),
+        "parameters",
+        *costs,
+    ]
     rows = []
     for name, method in methods.items():
         chosen = of_method(found, name)
         cells = [f"{method.title}{star(chosen, trials)}"]
-        if published:
-            cells.append(figure(published[1].get(name)))
+        cells += [figure(each.get(name)) for each in published.values()]
         if not chosen:
             rows.append([*cells, NOT_RUN])
             continue

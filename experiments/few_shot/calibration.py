@@ -8,6 +8,7 @@ learned its training classes; noisy photographs of `experiments.pretrained` on
 EfficientNet-Lite0.
 """
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -80,12 +81,9 @@ def learners(features: int, ways: int) -> dict[str, Callable[[], Any]]:
     inputs = keras.Input((features,))
     identity = keras.Model(inputs, keras.layers.Identity()(inputs))
     dense = keras.Model(inputs, keras.layers.Dense(ways)(inputs))
-    return {
-        "NearestCentroid": lambda: few_shot.NearestCentroid(identity, ways),
-        "ProtoNet": lambda: few_shot.ProtoNet(identity, ways),
-        "NeighborhoodLearner": lambda: few_shot.NeighborhoodLearner(identity, ways),
-        "Finetuner": lambda: few_shot.Finetuner(dense, ways),
-    }
+    kinds = few_shot.NearestCentroid, few_shot.ProtoNet, few_shot.NeighborhoodLearner
+    made = {kind.__name__: functools.partial(kind, identity, ways) for kind in kinds}
+    return made | {"Finetuner": functools.partial(few_shot.Finetuner, dense, ways)}
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:

@@ -82,7 +82,7 @@ def _table(
         methods.BASELINE,
         ("accuracy, %", "difference to vanilla"),
         lambda name: tables.percent(found, name, "test_accuracy"),
-        ("paper", published) if published else None,
+        {"paper": published} if published else {},
         {
             title: functools.partial(tables.mean_percent, found, key=key)
             for title, key in more.items()

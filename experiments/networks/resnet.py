@@ -56,7 +56,7 @@ def resnet_v2(
 def resnet_v1(
     depth: int,
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
-    classes: int | None = 1000,
+    classes: int = 1000,
     convolution: Factory = keras.layers.Conv2D,
     filters: Sequence[int] = (64, 128, 256, 512),
     batch_normalization: Factory = BatchNormalization,
@@ -99,9 +99,8 @@ def resnet_v1(
             outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
             channels = widening * width
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
-    if classes is not None:
-        options = {"kernel_initializer": he_normal(), "name": "classifier"}
-        outputs = keras.layers.Dense(classes, **options)(outputs)
+    options = {"kernel_initializer": he_normal(), "name": "classifier"}
+    outputs = keras.layers.Dense(classes, **options)(outputs)
     return keras.Model(inputs, outputs, name=f"resnet{depth}")
 
 

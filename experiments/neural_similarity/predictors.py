@@ -110,10 +110,9 @@ def step_time(network: str, name: str) -> dict[str, float]:
 
 def compare(found: list[dict]) -> dict[str, list[Comparison]]:
     """Returns every method beside the plain network, in each of its cells."""
-    made: dict[str, list[Comparison]] = {}
-    for cell in comparison.compare(found, OWN, DATASETS, NAMES):
-        made.setdefault(cell.method, []).append(cell)
-    return {name: made[name] for name in OWN if name in made}
+    made = comparison.compare(found, OWN, DATASETS, NAMES)
+    by_name = {name: [cell for cell in made if cell.method == name] for name in OWN}
+    return {name: cells for name, cells in by_name.items() if cells}
 
 
 def pooled(cells: list[Comparison]) -> tuple[float, float]:

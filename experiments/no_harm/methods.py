@@ -52,7 +52,9 @@ def with_similarity(similarity: str, predictor: Any = None) -> Make:
 
     def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
         model = make_network(convolution=convolution)
-        networks.copy_weights(plain, model)
+        own = {variable.path: variable for variable in model.variables}
+        for variable in plain.variables:
+            own[variable.path].assign(variable)
         return model
 
     return make
@@ -60,24 +62,15 @@ def with_similarity(similarity: str, predictor: Any = None) -> Make:
 
 def with_neighbors(head: type[keras.layers.Layer], film: bool = False) -> Make:
     def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-        backbone = networks.backbone(plain)
+        classifier = plain.get_layer(networks.CLASSIFIER)
+        backbone = keras.Model(plain.input, classifier.input)
         if film:
             backbone = convert.add_film(backbone)
-        classifier = plain.get_layer(networks.CLASSIFIER)
         model = nsl_keras.MetaNeighborhoodModel(backbone, head(classifier.units))
         model.build((None, *plain.input_shape[1:]))
         if head is keras.layers.Dense:
             model.head.set_weights(classifier.get_weights())
         return model
-
-    return make
-
-
-def add_similarity(**options: Any) -> Make:
-    """Returns what converts a trained network, to train it as a whole."""
-
-    def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-        return convert.add_similarity(plain, freeze_backbone=False, **options)
 
     return make
 
@@ -94,6 +87,8 @@ ALTERNATIVES = {
     "plain_rate": Method("plain, three times the rate", PLAIN_METHOD.make, rate=3.0),
     "plain_cosine": Method("plain, CosineDense head", with_cosine_head),
 }
+#: Not the default: converted networks are trained as a whole.
+WHOLE = {"freeze_backbone": False}
 #: A trained network that a method converts is compared with that network trained on.
 converted = functools.partial(Method, pretrained=True, baseline=PLAIN_LONGER)
 OWN = {
@@ -117,11 +112,12 @@ OWN = {
         batch_norm=True,
     ),
     "converted_static_dns": converted(
-        "converted to static DNS", add_similarity(similarity="diagonal")
+        "converted to static DNS",
+        lambda _, plain: convert.add_similarity(plain, "diagonal", **WHOLE),
     ),
     "converted_dynamic_dns": converted(
         "converted to dynamic DNS",
-        add_similarity(similarity="diagonal", predictor="sphere"),
+        lambda _, plain: convert.add_similarity(plain, "diagonal", "sphere", **WHOLE),
     ),
     "converted_neighbors": converted(
         "converted to Meta-Neighborhoods",

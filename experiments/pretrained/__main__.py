@@ -265,10 +265,6 @@ def head(few: Few, rate: float, start: Callable = classifier) -> dict:
     return record | accuracy(few, alone, judged)
 
 
-def centroid(few: Few) -> keras.Model:
-    return few_shot.NearestCentroid(backbone()).adapt(few.images, few.labels)
-
-
 def finetuned(few: Few) -> keras.Model:
     found = features(few.images)
     ways = int(few.labels.max()) + 1
@@ -279,10 +275,6 @@ def finetuned(few: Few) -> keras.Model:
 def neighbors(classes: int) -> keras.Model:
     head = nsl_keras.layers.CosineDense(classes)
     return nsl_keras.MetaNeighborhoodModel(None, head, dictionary=ENTRIES)
-
-
-def alone(layer: type[keras.layers.Layer]) -> Callable[[int], keras.Model]:
-    return lambda classes: keras.Sequential([layer(classes)])
 
 
 def _beta_alone(layer: keras.layers.Layer) -> None:
@@ -298,10 +290,14 @@ def lora(rank: int, similarity: str | None = None) -> Run:
 _NORM, _ANY = keras.layers.BatchNormalization, keras.layers.Layer
 METHODS: dict[str, Run] = {
     "logistic regression": without_training(classifier),
-    "nearest centroid": without_training(centroid),
+    "nearest centroid": without_training(
+        lambda few: few_shot.NearestCentroid(backbone()).adapt(few.images, few.labels)
+    ),
     "finetuner": without_training(finetuned),
-    "linear probe": on_features(alone(keras.layers.Dense)),
-    "cosine head": on_features(alone(nsl_keras.layers.CosineDense)),
+    "linear probe": on_features(lambda n: keras.Sequential([keras.layers.Dense(n)])),
+    "cosine head": on_features(
+        lambda n: keras.Sequential([nsl_keras.layers.CosineDense(n)])
+    ),
     "neighbors": on_features(neighbors),
     "neighbors, initialize_from": on_features(neighbors, initialize=True),
     "head": head,
