@@ -34,11 +34,10 @@ def _features(network: keras.Model, images: np.ndarray) -> np.ndarray:
     return cut.predict(images, batch_size=256, verbose=0)
 
 
-def _trained(network: keras.Model, train: Features, epochs: int) -> keras.Model:
+def _train(network: keras.Model, train: Features, epochs: int) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     network.compile(keras.optimizers.Adam(2e-3), loss)
     network.fit(*train, epochs=epochs, batch_size=64, verbose=0)
-    return network
 
 
 def digits() -> Features:
@@ -50,7 +49,7 @@ def digits() -> Features:
     layers = keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.Flatten()
     inputs, head = keras.Input(images.shape[1:]), keras.layers.Dense(7)
     network, known = keras.Sequential([inputs, *layers, head]), labels < 7
-    _trained(network, (images[known], labels[known]), 20)
+    _train(network, (images[known], labels[known]), 20)
     return _features(network, images[~known]), labels[~known]
 
 
@@ -60,7 +59,7 @@ def cifar_fs() -> Features:
     backbone = nsl_keras.backbones.convnet4((32, 32, 3), filters=(32, 32, 64, 64))
     outputs = keras.layers.Dense(int(labels.max()) + 1)(backbone.outputs[0])
     network = keras.Model(backbone.inputs, outputs)
-    _trained(network, (held["train_images"] / 255, labels), 12)
+    _train(network, (held["train_images"] / 255, labels), 12)
     return _features(network, held["test_images"] / 255), held["test_labels"]
 
 

@@ -75,11 +75,9 @@ def _apart(found: ImageData) -> ImageData:
 def _from_folder(folder: pathlib.Path) -> FewShotData:
     validation = "validation" if (folder / "validation").exists() else "val"
     parts = []
-    for name in ("train", validation, "test"):
-        images, labels, classes = image_folders.load_image_folder(
-            folder / name, FOLDER_SIZE
-        )
-        parts.append(Split(images, np.array(classes)[labels]))
+    for place in (folder / name for name in ("train", validation, "test")):
+        images, labels, names = image_folders.load_image_folder(place, FOLDER_SIZE)
+        parts.append(Split(images, np.array(names)[labels]))
     return FewShotData(*parts)
 
 

@@ -105,17 +105,15 @@ class Training:
         """Trains a method; returns the learner, and what the training took."""
         row, setting = methods.METHODS[method], self.setting
         images = round(row.budget * images)
-        found: dict = {"seconds": 0.0, "training_images": 0}
-        if row.pretrained:
-            network, found = self._pretrained(method, rate, images, seed)
+        own = self._pretrained(method, rate, images, seed) if row.pretrained else None
         keras.utils.set_random_seed(seed)
+        untrained: dict = {"seconds": 0.0, "training_images": 0}
+        network, found = own or (self._features(row.network), untrained)
         given: dict = {"batch_normalization": row.batch_normalization}
         trial = setting.rates.index(rate)
         inner_rate = methods.inner_rate(method, setting.dataset, trial)
         if inner_rate is not None:
             found["inner_rate"] = given["inner_learning_rate"] = inner_rate
-        if not row.pretrained:
-            network = self._features(row.network)
         split = self.trained_on(method)
         task = methods.Task(setting.dataset, setting.ways, split.images, given)
         if not row.episodic:

@@ -13,10 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from experiments.common import tables
 from experiments.common.data import ImageData, Split
 from experiments.common.pictures import SHOWN, attention_of, grid_of_images, of_adaptation
-from experiments.image_classification.features import (
-    plot_feature_map,
-    plot_prototype_cosines,
-)
+from experiments.image_classification import features
 from nsl_keras import MetaNeighborhoodModel
 from nsl_keras.visualize.figures import BLUE, ORANGE, display_range, draw_image
 
@@ -36,8 +33,9 @@ def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str
     for name, model in models.items():
         if not isinstance(model, MetaNeighborhoodModel):
             continue
-        figures[f"{name}_feature_map"] = plot_feature_map(model, train, names)
-        figures[f"{name}_prototype_cosines"] = plot_prototype_cosines(model, test)
+        figures[f"{name}_feature_map"] = features.plot_feature_map(model, train, names)
+        cosines = features.plot_prototype_cosines(model, test)
+        figures[f"{name}_prototype_cosines"] = cosines
         figures[f"{name}_entries"] = plot_entries(model, test.images, names)
         figures[f"{name}_adaptation"] = of_adaptation(model, data, test)
     return figures

@@ -46,9 +46,7 @@ def resnet_v2(
                 shortcut = f"{at}_shortcut"
                 outputs = layers.convolve(outputs, outer, 1, shortcut, strides=stride)
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
-    outputs = layers.normalize(outputs, "final")
-    if final_relu:
-        outputs = keras.layers.ReLU(name="final_relu")(outputs)
+    outputs = (layers.activate if final_relu else layers.normalize)(outputs, "final")
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=f"resnet_v2_{depth}")
 

@@ -124,9 +124,8 @@ class Losses(keras.callbacks.Callback):
 
 def largest_entry(model: keras.Model, images: np.ndarray) -> float | None:
     """Of what predictors add to the identity, or predict without one."""
-    layers = [each for each in model.layers if hasattr(each, "predicted_matrices")]
     found = []
-    for layer in layers:
+    for layer in (each for each in model.layers if hasattr(each, "predicted_matrices")):
         x = keras.Model(model.input, layer.input).predict(images, verbose=0)
         matrices = keras.ops.convert_to_numpy(layer.predicted_matrices(x))
         form = layer.bilinear_form
@@ -172,14 +171,10 @@ def table(found: list[dict]) -> str:
         loss = statistics.mean(statistics.mean(run["losses"][-LAST:]) for run in own)
         entries = [run["largest_entry"] for run in own if run["largest_entry"]]
         accuracies = tables.percent(own, name, "accuracy").values()
-        rows.append(
-            [
-                *(ROWS[name].title if name in ROWS else "(no similarity)",),
-                *(similarity if name in ROWS else "", tables.mean(accuracies)),
-                *(f"{min(accuracies):.2f}", f"{loss:.3f}"),
-                *(f"{max(entries):.3g}" if entries else "", tables.seeds(own)),
-            ]
-        )
+        titles = (ROWS[name].title, similarity) if name in ROWS else ("(no similarity)", "")
+        largest = f"{max(entries):.3g}" if entries else ""
+        shown = tables.mean(accuracies), f"{min(accuracies):.2f}", f"{loss:.3f}", largest
+        rows.append([*titles, *shown, tables.seeds(own)])
     columns = ["predictor", "M", "test accuracy, %", "worst seed", "training loss"]
     return tables.markdown([*columns, "largest entry predicted", "seeds"], rows)
 

@@ -341,11 +341,6 @@ def main(_arguments: list[str]) -> None:
         own = {"method": name, "domain": place, "shots": shots, "seed": number}
         return own | {"rate": rate} | about | record
 
-    def best_rate(name: str) -> float:
-        if name in FIXED:
-            return 0.0
-        return tables.best_rate(tables.of_method(trials.runs, name))
-
     trained = [name for name in names if name not in FIXED]
     runs.run_all(
         trials,
@@ -360,7 +355,9 @@ def main(_arguments: list[str]) -> None:
         for name in names
     ]
     records = runs.RunRecords(path, "", setting)
-    runs.run_all(records, keys, lambda *key: run(*key, best_rate(key[0])))
+    tried = {name: tables.of_method(trials.runs, name) for name in trained}
+    best = {name: tables.best_rate(own) for name, own in tried.items()}
+    runs.run_all(records, keys, lambda *key: run(*key, best.get(key[0], 0.0)))
     print(f"\n{table.table(records.runs)}\n\nWrote {path}")
 
 

@@ -108,8 +108,7 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, part: data.Part, batch_size: int = 128) -> None:
         super().__init__()
-        self.part, self.batch_size = part, batch_size
-        self.epoch = 0
+        self.part, self.batch_size, self.epoch = part, batch_size, 0
 
     def __len__(self) -> int:
         return -(-len(self.part.x) // self.batch_size)
