@@ -72,11 +72,6 @@ def _similarity(table: str, dataset: str, names: str, published: bool = False) -
     return rows(own, names, "--rates=0.01,0.02,0.05,0.1 --tuning_share=0.1")
 
 
-def _streamed(table: str, names: str) -> list[Row]:
-    own = f"neural_similarity --table={table} --dataset=imagenet2012 --stream"
-    return rows(f"{own} --mixed_precision", names)
-
-
 def _neighborhoods(
     backbones: str, dataset: str, names: str, experiment: str = "table_1"
 ) -> list[Row]:
@@ -95,8 +90,10 @@ _TIMED_MAML = (
     "few_shot --dataset=cifar10 --ways=2 --shots=8 --queries=24 --episodes_per_step=2 "
     "--training_images=25600 --test_episodes=100 --jit_compile --save_every=50"
 )
+_IMAGENET = "imagenet2012 --stream"
 _COST = "cnn static_dns dynamic_dns dynamic_uns dynamic_uns_blocks"
 _MN = "plain neighborhoods neighborhoods_film"
+_TABLE_8 = "cnn spherenet_attention spherenet cnn_attention"
 _DEEP = "resnet29 densenet76 resnet56"
 _TABLE_1 = "plain neighborhoods_film neighborhoods plain_film maxl_sgd"
 _SIZES = " ".join(f"neighborhoods_size_{s}" for s in ("0.02", "0.1", "0.2", "0.5", "2"))
@@ -113,8 +110,7 @@ def _table_3(dataset: str, backbones: str) -> list[Row]:
 
 
 def _both_tables(dataset: str, backbones: str) -> list[Row]:
-    first = _neighborhoods(backbones, dataset, _TABLE_1)
-    return first + _table_3(dataset, backbones)
+    return _neighborhoods(backbones, dataset, _TABLE_1) + _table_3(dataset, backbones)
 
 
 def _few_shot(own: str) -> list[Row]:
@@ -159,8 +155,7 @@ PLANS: dict[str, list[Row]] = {
         *_similarity("cost", "cifar10", "cnn dynamic_dns cnn_cost cnn_parameters"),
         *_similarity("cost", "cifar10", "static_dns dynamic_uns"),
         *_neighborhoods("resnet29", "cifar10", "plain_film"),
-        *_similarity("8", "cifar10", "cnn spherenet_attention", published=True),
-        *_similarity("8", "cifar10", "spherenet cnn_attention", published=True),
+        *_similarity("8", "cifar10", _TABLE_8, published=True),
         *_neighborhoods("densenet76 resnet56", "cifar10", _TABLE_1),
         *_neighborhoods("resnet29", "cifar10", "maxl_sgd"),
         *_neighborhoods("resnet110", "cifar10", "plain"),
@@ -194,9 +189,9 @@ PLANS: dict[str, list[Row]] = {
     # Streamed, which takes TensorFlow; 400,000 steps a row, and 600,000.
     "imagenet": _neighborhoods("resnet56", "imagenet --stream", _TABLE_1),
     "imagenet2012": [
-        *_streamed("5", "cnn dynamic_dns cnn_plus"),
-        *_streamed("resnet18", "cnn static_dns dynamic_dns"),
-        *_streamed("resnet50", "cnn static_dns dynamic_dns"),
+        *_similarity("5", _IMAGENET, "cnn dynamic_dns cnn_plus", published=True),
+        *_similarity("resnet18", _IMAGENET, "cnn static_dns dynamic_dns", published=True),
+        *_similarity("resnet50", _IMAGENET, "cnn static_dns dynamic_dns", published=True),
     ],
     "mini_imagenet": _few_shot("--trial_share=0.1 --rates=4e-3 --rates=2e-3 --rates=1e-3"),
     "mini_imagenet_published": _few_shot("--published"),

@@ -69,8 +69,8 @@ def results_readme() -> str:
     parts = [
         INTRODUCTION,
         *(demo.section(RESULTS, name) for name in ("digits", "cifar10")),
-        similarity.sections(RESULTS),
-        few_shot.sections(RESULTS),
+        _all_settings(similarity),
+        _all_settings(few_shot),
         sine_waves.section(RESULTS),
         calibration.section(RESULTS),
         implicit_regularization.section(RESULTS),
@@ -78,7 +78,7 @@ def results_readme() -> str:
         stability.section(RESULTS),
         kernel_shape.section(RESULTS),
         small.section(RESULTS),
-        images.sections(RESULTS),
+        _all_settings(images),
         spirals.section(RESULTS),
         pretrained.section(RESULTS),
         pretrained.section(RESULTS, "corrupted"),
@@ -88,6 +88,11 @@ def results_readme() -> str:
         experiments.speed.table.sections(RESULTS),
     ]
     return folded("\n\n".join(parts)) + "\n"
+
+
+def _all_settings(experiment: Any) -> str:
+    found = runs.all_of(RESULTS / experiment.PLACE)
+    return "\n\n".join([experiment.TITLE, *map(experiment.section, found)])
 
 
 def folded(text: str) -> str:
@@ -105,10 +110,6 @@ def folded(text: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def pages() -> list[pathlib.Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
 def with_tables(text: str) -> str:
     return re.sub(
         r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->",
@@ -123,10 +124,8 @@ def with_tables(text: str) -> str:
 def _few_labels() -> str:
     """What to train of a pretrained network: README's recipe and its rivals."""
     found, sizes = pretrained.accuracies(RESULTS), pretrained.kilobytes(RESULTS)
-    rivals, sentences = (
-        _records(pretrained.RECIPE, "rivals"),
-        [each for each in _records(pretrained.TEXT).runs if each["domain"] == "clinc150"],
-    )
+    rivals, intents = _records(pretrained.RECIPE, "rivals"), _records(pretrained.TEXT)
+    sentences = [run for run in intents.runs if run["domain"] == "clinc150"]
     of_sentences = {"regression": pretrained.BASELINE, "similarity": "M diagonal + head"}
     rows = []
     for step, title in pretrained.STEPS.items():
@@ -325,10 +324,11 @@ TYPED = {
 
 def made() -> dict[pathlib.Path, str]:
     """The text of every page that has a table."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {
         RESULTS / "README.md": results_readme(),
         RESULTS / "no_harm.md": report.page(RESULTS),
-        **{page: with_tables(page.read_text()) for page in pages()},
+        **{page: with_tables(page.read_text()) for page in pages},
     }
 
 

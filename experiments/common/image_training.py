@@ -6,7 +6,6 @@ a `Rows`; all else is here.
 
 import dataclasses
 import pathlib
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -69,14 +68,15 @@ class Rows:
     curves: bool = False
 
 
-def steps_from_flags(published: int, train_examples: int, batch_size: int) -> int:
+def steps_from_flags(published: recipe.Recipe, train_examples: int) -> int:
     if FLAGS.epochs is None:
-        return FLAGS.steps or published
+        return FLAGS.steps or published.steps
     if FLAGS.steps is not None:
         raise ValueError(
             "`steps` and `epochs` exclude each other. Received: "
             f"steps={FLAGS.steps}, epochs={FLAGS.epochs}"
         )
+    batch_size = FLAGS.batch_size or published.batch_size
     # Whole chunks of steps, after which state can be saved.
     return max(1, round(FLAGS.epochs * round(train_examples / batch_size)))
 
@@ -240,12 +240,7 @@ def make_runs(rows: Rows, name: str, setting: dict, found: Images) -> runs.RunRe
     trials = path.with_name(f"{path.stem}_tuning.jsonl"), name.replace("everything", "all")
     records = runs.RunRecords(*(trials if FLAGS.tune else (path, name)), setting, states)
     if FLAGS.tune:
-        keys: list[runs.Key] = [
-            (name, float(rate), int(seed))
-            for seed in FLAGS.seeds
-            for name in rows.names
-            for rate in FLAGS.rates
-        ]
+        keys = runs.every(rows.names, map(float, FLAGS.rates), FLAGS.seeds)
         rates: dict[str, float] = {}
     else:
         keys = runs.every(rows.names, FLAGS.seeds)
@@ -276,19 +271,12 @@ def tuned_rates(
             "`tuned` needs trials of the same setting: call the command with --tune first. "
             f"Received: pairs of (trials, here) that are {different}"
         )
-    found: dict[str, dict[float, list[float]]] = {name: {} for name in names}
-    for trial in trials.runs:
-        # A trial that diverged is one without accuracy.
-        accuracies = found.get(trial["method"], {}).setdefault(trial["learning_rate"], [])
-        accuracies.append(trial.get("validation_accuracy", 0.0))
-    tried = {str(sorted((r, len(rates[r])) for r in rates)) for rates in found.values()}
+    found = {name: tables.of_method(trials.runs, name) for name in names}
+    tried = {str(sorted(run["learning_rate"] for run in own)) for own in found.values()}
     if tried == {"[]"} or len(tried) > 1:
-        counts = {name: len(rates) for name, rates in found.items()}
+        counts = {name: len(tables.scores(own)) for name, own in found.items()}
         raise ValueError(
             "`tuned` needs the same trials of every row: call the command with --tune "
             f"first. Received: numbers of rates {counts}"
         )
-    return {
-        name: max(rates, key=lambda rate: statistics.mean(rates[rate]))
-        for name, rates in found.items()
-    }
+    return {name: tables.best_rate(own) for name, own in found.items()}

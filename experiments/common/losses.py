@@ -24,8 +24,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         self, label_smoothing: float = 0.01, offset: float = 1e-4, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.label_smoothing = label_smoothing
-        self.offset = offset
+        self.label_smoothing, self.offset = label_smoothing, offset
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         y_pred = ops.convert_to_tensor(y_pred)

@@ -4,16 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common.data import ImageData, Split
 from nsl_keras import MetaNeighborhoodModel, visualize
+from nsl_keras.visualize.figures import display_range, draw_image, new_figure
 
 #: Examples that a map or a picture shows; more hide each other.
 SHOWN = 2000
-#: Two colors that color-blind readers can distinguish, and a gray.
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 
 
 def of_adaptation(model: MetaNeighborhoodModel, data: ImageData, test: Split) -> object:
@@ -51,16 +49,6 @@ def most_changed(model: MetaNeighborhoodModel, test: Split) -> int:
     return int(np.argmax((after - before)[true] + 1e3 * (wrong & right)))
 
 
-def new_figure(width: float, height: float) -> Any:
-    return plt.figure(figsize=(width, height), layout="constrained", dpi=150)
-
-
-def draw_image(axis: Any, image: np.ndarray) -> None:
-    shown = np.clip(image[..., 0] if image.shape[-1] == 1 else image, 0, 1)
-    axis.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axis.set(xticks=[], yticks=[])
-
-
 def grid_of_images(
     images: np.ndarray, found: np.ndarray, captions: np.ndarray, first_width: float = 1.0
 ) -> tuple[Any, np.ndarray, np.ndarray]:
@@ -75,6 +63,5 @@ def grid_of_images(
     for axis, index, caption in zip(
         panels[:, 1:].flat, found.flat, captions.flat, strict=True
     ):
-        draw_image(axis, images[index])
-        axis.set_xlabel(caption, fontsize=8, labelpad=2)
+        draw_image(axis, images[index], display_range(images), caption)
     return figure, panels[:, 0], panels[:, 1:]

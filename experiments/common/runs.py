@@ -176,8 +176,10 @@ def clear(path: pathlib.Path, name: str) -> None:
     write_text(path, "".join(map(_line, left)))
 
 
-def every(names: Iterable[str], seeds: Iterable[int | str]) -> list[Key]:
-    return [(name, int(seed)) for seed, name in itertools.product(seeds, names)]
+def every(*parts: Iterable[str | int | float]) -> list[Key]:
+    """Keys of all names with all seeds, which come last; those of the first seed first."""
+    *names, seeds = parts
+    return [(*key, int(seed)) for seed, *key in itertools.product(seeds, *names)]
 
 
 def run_all(records: RunRecords, keys: Iterable[Key], run: Callable[..., dict]) -> None:

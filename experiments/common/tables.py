@@ -75,6 +75,21 @@ def _rate(run: dict) -> float | None:
     return run.get("rate", run.get("learning_rate"))
 
 
+def scores(trials: Iterable[dict]) -> dict[float, list[float]]:
+    """Accuracies of trials by rate; of one that diverged, 0."""
+    found: dict[float, list[float]] = {}
+    for trial in trials:
+        score = trial.get("accuracy", trial.get("validation_accuracy", 0.0))
+        found.setdefault(_rate(trial), []).append(score)
+    return found
+
+
+def best_rate(trials: Iterable[dict]) -> float:
+    """The rate of the best mean accuracy; of equal ones the first that was tried."""
+    found = scores(trials)
+    return max(found, key=lambda rate: statistics.mean(found[rate]))
+
+
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table and its notes; rows that are too short end in empty cells."""
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
@@ -127,6 +142,10 @@ def percent(found: list[dict], method: str, key: str) -> dict[int, float]:
     return {run["seed"]: 100 * run[key] for run in of_method(found, method) if key in run}
 
 
+def mean_percent(found: list[dict], method: str, key: str) -> str:
+    return mean(percent(found, method, key).values())
+
+
 def difference(
     found: dict[Any, float], baseline: dict[Any, float], over: str = "seeds"
 ) -> str:
@@ -165,18 +184,14 @@ def incomparable(
     lengths = {trial["steps"] for each in tried for trial in each if "steps" in trial}
     if len(lengths) > 1:
         return f"trials of {sorted(lengths)} steps"
-    scores: list[dict[float, list[float]]] = [{}, {}]
-    for each, found in zip(tried, scores, strict=True):
-        for trial in each:
-            score = trial.get("accuracy", trial.get("validation_accuracy", 0.0))
-            found.setdefault(_rate(trial), []).append(score)
-    for own, found in zip(rows, scores, strict=True):
-        if found and max(map(statistics.mean, found.values())) < 1.25 * chance:
+    found = [scores(each) for each in tried]
+    for own, each in zip(rows, found, strict=True):
+        if each and max(map(statistics.mean, each.values())) < 1.25 * chance:
             return f"the trials of {own[0]['method']} did not leave chance"
-    both = scores[0].keys() & scores[1].keys()
-    for own, found in zip(rows, scores, strict=True):
-        best = max(both, key=lambda rate: statistics.mean(found[rate]), default=None)
-        if {_rate(run) for run in own} != {best}:
+    both = found[0].keys() & found[1].keys()
+    for own, each in zip(rows, tried, strict=True):
+        shared = [trial for trial in each if _rate(trial) in both]
+        if {_rate(run) for run in own} != {best_rate(shared) if shared else None}:
             return f"the rate of {own[0]['method']} is not the best that both tried"
     return ""
 
@@ -279,11 +294,9 @@ def training(setting: dict) -> str:
     """The recipe of a setting in words: optimizer, rates, batches, images."""
     recipe = setting["recipe"]
     drops = ", ".join(f"{drop:,}" for drop in recipe["rate_drops"])
-    parts = [
-        "which falls to 0 along a cosine"
-        if recipe["cosine_decay"]
-        else f"divided by 10 at {drops}"
-    ]
+    parts = [f"divided by 10 at {drops}"]
+    if recipe["cosine_decay"]:
+        parts = ["which falls to 0 along a cosine"]
     if recipe.get("warmup_steps"):
         parts.append(f"after {recipe['warmup_steps']:,} steps of warm-up")
     rate = f"{recipe['learning_rate']:g}"
@@ -295,10 +308,9 @@ def training(setting: dict) -> str:
         *([f"{setting['input']} input"] if setting.get("input") else []),
         *([setting["precision"]] if setting.get("precision") else []),
     ]
-    optimizer = {"adam": "Adam", "adamw": "AdamW"}.get(
-        recipe["optimizer"], recipe["optimizer"]
-    )
-    return f"{optimizer} at {rate}, {', '.join(parts)}; {', '.join(images)}"
+    names, optimizer = {"adam": "Adam", "adamw": "AdamW"}, recipe["optimizer"]
+    by = f"{names.get(optimizer, optimizer)} at {rate}"
+    return f"{by}, {', '.join(parts)}; {', '.join(images)}"
 
 
 def compared(
@@ -307,27 +319,34 @@ def compared(
     baseline: str,
     columns: Sequence[str],
     percents: Callable[[str], dict[int, float]],
-    published: tuple[str, Mapping[str, float]] | None,
+    published: Mapping[str, Mapping[str, float]],
     more: Mapping[str, Callable[[str], str]],
     trials: Trials = None,
 ) -> str:
     """A line a method beside a baseline; those without any figure follow the table.
 
     `columns` are the titles of the columns of percents and of their differences; `percents`
-    returns those of a method by seed; `published` is title and percents of a column of
-    published ones, `more` has columns by titles: functions of a method's name. `trials`
+    returns those of a method by seed; `published` has percents of columns of published
+    ones by titles, `more` has columns by titles: functions of a method's name. `trials`
     chose the learning rates.
     """
     tuned = any("learning_rate" in run for run in found)
     costs = {title: cost for title, cost in COSTS.items() if cost(found)}
-    columns = ["method", *([published[0]] if published else []), *columns]
-    columns += [*more, "seeds", *(["rate"] if tuned else []), "parameters", *costs]
+    columns = [
+        "method",
+        *published,
+        *columns,
+        *more,
+        "seeds",
+        *(["rate"] if tuned else []),
+        "parameters",
+        *costs,
+    ]
     rows = []
     for name, method in methods.items():
         chosen = of_method(found, name)
         cells = [f"{method.title}{star(chosen, trials)}"]
-        if published:
-            cells.append(figure(published[1].get(name)))
+        cells += [figure(each.get(name)) for each in published.values()]
         if not chosen:
             rows.append([*cells, NOT_RUN])
             continue

@@ -68,12 +68,9 @@ def draw(models: dict[str, keras.Model], found: data.ImageData) -> dict[str, Any
     if "plain" in models:
         model = nsl_keras.MetaNeighborhoodModel.from_classifier(models["plain"])
         model.initialize_from(train.images, train.labels, seed=0)
+        shown = test.images[first], train.images, train.labels
         figures["neighbors"] = nsl_keras.visualize.plot_neighbors(
-            model,
-            test.images[first],
-            train.images,
-            train.labels,
-            class_names=found.class_names,
+            model, *shown, class_names=found.class_names
         )
     if "linear_neighborhoods" in models:
         model = models["linear_neighborhoods"]

@@ -8,6 +8,7 @@ learned its training classes; noisy photographs of `experiments.pretrained` on
 EfficientNet-Lite0.
 """
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +26,6 @@ FLAGS = flags.FLAGS
 
 PLACE = "calibration.jsonl"
 BINS = 10
-SETS = {
-    "digits": "digits, 3 classes",
-    "cifar_fs": "classes of CIFAR-100, 5 classes",
-    "photos": "noisy photographs, 5 classes",
-}
 Features = tuple[np.ndarray, np.ndarray]
 
 
@@ -38,11 +34,10 @@ def _features(network: keras.Model, images: np.ndarray) -> np.ndarray:
     return cut.predict(images, batch_size=256, verbose=0)
 
 
-def _trained(network: keras.Model, train: Features, epochs: int) -> keras.Model:
+def _train(network: keras.Model, train: Features, epochs: int) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     network.compile(keras.optimizers.Adam(2e-3), loss)
     network.fit(*train, epochs=epochs, batch_size=64, verbose=0)
-    return network
 
 
 def digits() -> Features:
@@ -54,7 +49,7 @@ def digits() -> Features:
     layers = keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.Flatten()
     inputs, head = keras.Input(images.shape[1:]), keras.layers.Dense(7)
     network, known = keras.Sequential([inputs, *layers, head]), labels < 7
-    _trained(network, (images[known], labels[known]), 20)
+    _train(network, (images[known], labels[known]), 20)
     return _features(network, images[~known]), labels[~known]
 
 
@@ -64,7 +59,7 @@ def cifar_fs() -> Features:
     backbone = nsl_keras.backbones.convnet4((32, 32, 3), filters=(32, 32, 64, 64))
     outputs = keras.layers.Dense(int(labels.max()) + 1)(backbone.outputs[0])
     network = keras.Model(backbone.inputs, outputs)
-    _trained(network, (held["train_images"] / 255, labels), 12)
+    _train(network, (held["train_images"] / 255, labels), 12)
     return _features(network, held["test_images"] / 255), held["test_labels"]
 
 
@@ -73,16 +68,21 @@ def photos() -> Features:
     return pretrained.backbone().predict(images, verbose=0), labels
 
 
+#: Titles, classes of an episode, the features, and the flag that has their place.
+SETS: dict[str, tuple[str, int, Callable[[], Features], str | None]] = {
+    "digits": ("digits", 3, digits, None),
+    "cifar_fs": ("classes of CIFAR-100", 5, cifar_fs, "data_file"),
+    "photos": ("noisy photographs", 5, photos, "data_dir"),
+}
+
+
 def learners(features: int, ways: int) -> dict[str, Callable[[], Any]]:
     inputs = keras.Input((features,))
     identity = keras.Model(inputs, keras.layers.Identity()(inputs))
     dense = keras.Model(inputs, keras.layers.Dense(ways)(inputs))
-    return {
-        "NearestCentroid": lambda: few_shot.NearestCentroid(identity, ways),
-        "ProtoNet": lambda: few_shot.ProtoNet(identity, ways),
-        "NeighborhoodLearner": lambda: few_shot.NeighborhoodLearner(identity, ways),
-        "Finetuner": lambda: few_shot.Finetuner(dense, ways),
-    }
+    kinds = few_shot.NearestCentroid, few_shot.ProtoNet, few_shot.NeighborhoodLearner
+    made = {kind.__name__: functools.partial(kind, identity, ways) for kind in kinds}
+    return made | {"Finetuner": functools.partial(few_shot.Finetuner, dense, ways)}
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -114,11 +114,11 @@ def measured(make: Callable[[], Any], sampler: Any, draws: int) -> dict[str, flo
     }
 
 
-def measure(name: str, load: Callable[[], Features], records: runs.RunRecords) -> None:
+def measure(name: str, records: runs.RunRecords) -> None:
     """Makes the records of a data set."""
+    _, ways, load, _ = SETS[name]
     keras.utils.set_random_seed(0)
     features, labels = load()
-    ways = 3 if name == "digits" else 5
     made = learners(features.shape[1], ways)
 
     def run(place: str, method: str, shots: int) -> dict:
@@ -135,7 +135,8 @@ def table(found: list[dict]) -> str:
     """A row for each kind of classes, a column for each learner."""
     rows: dict[str, list[str]] = {}
     for run in found:
-        kind = f"{SETS[run['data']]}, {run['shots']} per class"
+        title, ways, *_ = SETS[run["data"]]
+        kind = f"{title}, {ways} classes, {run['shots']} per class"
         errors = f"{run['error_before']:.2f}, {run['error']:.2f}"
         cells = rows.setdefault(kind, [kind])
         cells.append(f"{100 * run['accuracy']:.1f}; {errors}")
@@ -156,13 +157,9 @@ def section(results: pathlib.Path) -> str:
 def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     records = runs.RunRecords(results / PLACE, setting={"draws": FLAGS.draws})
-    sets = {"digits": digits}
-    if FLAGS.data_file:
-        sets["cifar_fs"] = cifar_fs
-    if FLAGS.data_dir:
-        sets["photos"] = photos
-    for name, load in sets.items():
-        measure(name, load, records)
+    for name, (*_, flag) in SETS.items():
+        if flag is None or FLAGS[flag].value:
+            measure(name, records)
     print(table(records.runs))
 
 

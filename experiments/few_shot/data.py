@@ -31,14 +31,9 @@ class FewShotData(ImageData):
 
     @property
     def counts(self) -> dict[str, int]:
-        return {
-            f"{name}_{kind}": int(count)
-            for name in PARTS
-            for kind, count in (
-                ("images", len(getattr(self, name).labels)),
-                ("classes", len(np.unique(getattr(self, name).labels))),
-            )
-        }
+        labels = {name: getattr(self, name).labels for name in PARTS}
+        classes = {f"{name}_classes": len({*labels[name].tolist()}) for name in PARTS}
+        return {f"{name}_images": len(labels[name]) for name in PARTS} | classes
 
 
 def load(
@@ -79,11 +74,9 @@ def _apart(found: ImageData) -> ImageData:
 def _from_folder(folder: pathlib.Path) -> FewShotData:
     validation = "validation" if (folder / "validation").exists() else "val"
     parts = []
-    for name in ("train", validation, "test"):
-        images, labels, classes = image_folders.load_image_folder(
-            folder / name, FOLDER_SIZE
-        )
-        parts.append(Split(images, np.array(classes)[labels]))
+    for place in (folder / name for name in ("train", validation, "test")):
+        images, labels, names = image_folders.load_image_folder(place, FOLDER_SIZE)
+        parts.append(Split(images, np.array(names)[labels]))
     return FewShotData(*parts)
 
 

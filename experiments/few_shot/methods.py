@@ -11,13 +11,8 @@ import numpy as np
 import nsl_keras
 from experiments.common import rivals
 from experiments.common.convolutions import convolutions, depthwise, nearest_width, size_of
+from experiments.few_shot import learners
 from experiments.few_shot.closer_look import BatchFinetuner
-from experiments.few_shot.learners import (
-    MatchingNet,
-    NearestNeighbor,
-    RelationLoss,
-    RelationNet,
-)
 from experiments.networks.cnn import cnn9
 from nsl_keras import few_shot
 
@@ -52,12 +47,11 @@ def features(
         published=published,
         **_PREDICTORS.get(kind, {}),
     )
-    filters: dict[str, Any] = {}
+    norm = functools.partial(nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM)
+    options = {"batch_normalization": norm, "convolution": convolution}
     if width is not None:  # The stages of CNN-9 widen.
         widths = (width, 2 * width, 4 * width) if backbone != "cnn4" else width
-        filters = {"filters": widths}
-    norm = functools.partial(nsl_keras.layers.BatchNormalization, momentum=_MOMENTUM)
-    options = {"batch_normalization": norm, "convolution": convolution, **filters}
+        options["filters"] = widths
     model = _BACKBONES[backbone](shape, classes=None, **options)
     outputs = model.output
     if len(outputs.shape) > 2:
@@ -227,7 +221,7 @@ def relation_net(network: keras.Model, task: Task) -> keras.Model:
         if layer not in pools[2:]:
             outputs = layer(outputs)
     maps = keras.Model(network.input, outputs, name=f"{network.name}_maps")
-    return RelationNet(maps, task.ways, **task.options)
+    return learners.RelationNet(maps, task.ways, **task.options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,10 +248,15 @@ class Method:
 
 
 _from_scratch = functools.partial(Method, pretrained=False, episodic=True)
-_meta_learned = functools.partial(Method, episodic=True)
 _INNER_RATES = (0.01, 0.03, 0.1)
 #: Rates and numbers of the steps that adapt a static similarity in a test.
 _STEPS = ((0.2, 5), (0.2, 20), (0.05, 20))
+
+
+def _meta_static(title: str, *inner_rates: float, **options: Any) -> Method:
+    learner = functools.partial(meta_static, **options)
+    title = f"meta-learned static NSN{title}"
+    return Method(title, learner, episodic=True, inner_rates=inner_rates)
 
 
 def _adapted(
@@ -284,18 +283,12 @@ ADAPTED = {
     "static_trained": _adapted(
         "M trained before, M and classifier", 0.05, 20, "static", **_M
     ),
-    "meta_static_slow": _meta_learned(
-        "meta-learned static NSN as published, inner rate 0.02",
-        meta_static,
-        inner_rates=(0.02,),
-    ),
-    "meta_static_alone": _meta_learned(
-        "meta-learned static NSN, M alone (Eq. 7)",
-        functools.partial(meta_static, variables="similarity"),
-        inner_rates=(0.2,),
-    ),
+    "meta_static_slow": _meta_static(" as published, inner rate 0.02", 0.02),
+    "meta_static_alone": _meta_static(", M alone (Eq. 7)", 0.2, variables="similarity"),
 }
 
+#: Cosines by themselves make a soft attention: the scale is learned.
+_SOFT: dict[str, Any] = {"temperature": 0.1, "learn_temperature": True}
 METHODS = {
     "finetuning": Method("finetuning of the classifier, from zero", finetuned),
     "closer_look": Method(
@@ -308,12 +301,11 @@ METHODS = {
             finetuned, kind=BatchFinetuner, batch_size=None, start="glorot_uniform"
         ),
     ),
-    "nearest_neighbor": Method("nearest neighbor", _learner(NearestNeighbor)),
+    "nearest_neighbor": Method("nearest neighbor", _learner(learners.NearestNeighbor)),
     "nearest_centroid": Method("nearest centroid", nearest_centroid),
     "matching_net": _from_scratch(
         "MatchingNet",
-        # Cosines by themselves make a soft attention: the scale is learned.
-        _learner(MatchingNet, metric="cosine", temperature=0.1, learn_temperature=True),
+        _learner(learners.MatchingNet, metric="cosine", **_SOFT),
     ),
     "proto_net": _from_scratch("ProtoNet", _learner(few_shot.ProtoNet)),
     "relation_net": _from_scratch("RelationNet", relation_net),
@@ -326,22 +318,15 @@ METHODS = {
         "static NSN",
         functools.partial(finetuned, variables="similarity+classifier"),
     ),
-    "dynamic_nsn": Method(
-        "dynamic NSN",
-        finetuned,
-        network="dynamic",
-    ),
-    "dynamic_centroid": Method(
-        "dynamic network, nearest centroid", nearest_centroid, network="dynamic"
-    ),
     **{
-        f"dynamic_{learner}_{kind}": Method(
-            f"dynamic {title}, {what}", make, network=f"dynamic_{kind}"
+        f"dynamic_{learner}{kind}": Method(
+            f"dynamic {title}{what}", make, network=f"dynamic{kind}"
         )
         for kind, what in (
-            ("blocks", "in blocks of 2x2"),
-            ("1x1", "1x1 second layer of predictors"),
-            ("depthwise", "depthwise first layer of predictors"),
+            ("", ""),
+            ("_blocks", ", in blocks of 2x2"),
+            ("_1x1", ", 1x1 second layer of predictors"),
+            ("_depthwise", ", depthwise first layer of predictors"),
         )
         for learner, title, make in (
             ("nsn", "NSN", finetuned),
@@ -363,20 +348,10 @@ METHODS = {
             ("_centroid", ", nearest centroid", nearest_centroid),
         )
     },
-    "meta_static_nsn": _meta_learned(
-        "meta-learned static NSN, learned rates, from zero",
-        functools.partial(meta_static, ours=True),
-        inner_rates=_INNER_RATES,
-    ),
-    "meta_static_published": _meta_learned(
-        "meta-learned static NSN as published",
-        meta_static,
-        inner_rates=(0.2,),
-    ),
-    "meta_static_normalized": _meta_learned(
-        "meta-learned static NSN as published, on features of length 1",
-        functools.partial(meta_static, normalized=True),
-        inner_rates=(0.2,),
+    "meta_static_nsn": _meta_static(", learned rates, from zero", *_INNER_RATES, ours=True),
+    "meta_static_published": _meta_static(" as published", 0.2),
+    "meta_static_normalized": _meta_static(
+        " as published, on features of length 1", 0.2, normalized=True
     ),
     **ADAPTED,
     "neighborhoods": _from_scratch(
@@ -441,5 +416,5 @@ def inner_rate(name: str, dataset: str, trial: int = 0) -> float | None:
 
 def loss(name: str) -> keras.losses.Loss:
     if name.startswith("relation_net"):
-        return RelationLoss()
+        return learners.RelationLoss()
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

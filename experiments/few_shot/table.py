@@ -1,6 +1,5 @@
 """The few-shot table from runs, beside the paper's Table 6 and the rebuttal's Table 1."""
 
-import pathlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,11 +19,6 @@ PUBLISHED = {
 _SOURCES = methods.TABLE_6, methods.REBUTTAL
 PLACE = "few_shot.jsonl"
 TITLE = "## Neural Similarity Learning, Table 6: few-shot learning"
-
-
-def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / PLACE)
-    return "\n\n".join([TITLE, *map(section, found)])
 
 
 FAIR = tables.Fair(
@@ -137,7 +131,7 @@ def _table(
             title = "finetuning" if baseline else methods.METHODS[other].title
             shown += f" to {title}"
         cells += [
-            tables.mean(tables.percent(chosen, name, "accuracy").values()),
+            tables.mean_percent(chosen, name, "accuracy"),
             shown,
             tables.seeds(chosen),
             chosen[0]["batch_normalization"] or "none",

@@ -11,7 +11,7 @@ import numpy as np
 from absl import flags
 
 import nsl_keras
-from experiments.common import options, recipe, runs
+from experiments.common import options, recipe, runs, tables
 from experiments.common.data import PARTS, Split, without_validation
 from experiments.few_shot import data, methods
 from nsl_keras import few_shot
@@ -105,17 +105,15 @@ class Training:
         """Trains a method; returns the learner, and what the training took."""
         row, setting = methods.METHODS[method], self.setting
         images = round(row.budget * images)
-        found: dict = {"seconds": 0.0, "training_images": 0}
-        if row.pretrained:
-            network, found = self._pretrained(method, rate, images, seed)
+        own = self._pretrained(method, rate, images, seed) if row.pretrained else None
         keras.utils.set_random_seed(seed)
+        untrained: dict = {"seconds": 0.0, "training_images": 0}
+        network, found = own or (self._features(row.network), untrained)
         given: dict = {"batch_normalization": row.batch_normalization}
         trial = setting.rates.index(rate)
         inner_rate = methods.inner_rate(method, setting.dataset, trial)
         if inner_rate is not None:
             found["inner_rate"] = given["inner_learning_rate"] = inner_rate
-        if not row.pretrained:
-            network = self._features(row.network)
         split = self.trained_on(method)
         task = methods.Task(setting.dataset, setting.ways, split.images, given)
         if not row.episodic:
@@ -218,8 +216,7 @@ def chosen_rate(training: Training, method: str, trials: runs.RunRecords) -> flo
         return record | {"accuracy": evaluation.mean}
 
     runs.run_all(trials, [(method, str(rate)) for rate in setting.rates], trial)
-    own = [run for run in trials.runs if run["method"] == method]
-    return max(own, key=lambda run: run["accuracy"])["rate"]
+    return tables.best_rate(tables.of_method(trials.runs, method))
 
 
 def record_of(training: Training, method: str, rate: float, seed: int) -> dict:

@@ -43,16 +43,13 @@ def recipes_from_flags(train_examples: int) -> dict[str, Recipe]:
     published = {
         name: methods.published(FLAGS.dataset, name) for name in methods.OPTIMIZERS
     }
-    longest = published["adamw"].steps
-    steps = image_training.steps_from_flags(
-        longest, train_examples, FLAGS.batch_size or published["adamw"].batch_size
-    )
+    steps = image_training.steps_from_flags(published["adamw"], train_examples)
     changes = image_training.recipe_changes_from_flags()
     changes |= options.changes("augmentation")
     batch = options.changes("batch_size", "augmentation")
     recipes = {}
     for optimizer, each in published.items():
-        own = max(1, round(steps * each.steps / longest))
+        own = max(1, round(steps * each.steps / published["adamw"].steps))
         # The other flags are for what AdamW trains; the rows of SGD are SGD's.
         by_adamw = {"adamw": changes, "dictionary_sgd": {**changes, "optimizer": optimizer}}
         own_changes = by_adamw.get(optimizer, batch)

@@ -10,9 +10,10 @@ from keras import ops
 from sklearn.manifold import TSNE
 
 from experiments.common.data import Split
-from experiments.common.pictures import BLUE, GREY, ORANGE, in_batches, new_figure
+from experiments.common.pictures import in_batches
 from nsl_keras import MetaNeighborhoodModel
 from nsl_keras.key_metrics import Cosine
+from nsl_keras.visualize.figures import BLUE, GREY, ORANGE, new_figure
 
 #: Ten colors for color-blind readers (M. A. Petroff, 2021), and ten shapes.
 _COLORS = [

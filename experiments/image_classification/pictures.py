@@ -12,20 +12,10 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from experiments.common import tables
 from experiments.common.data import ImageData, Split
-from experiments.common.pictures import (
-    BLUE,
-    ORANGE,
-    SHOWN,
-    attention_of,
-    draw_image,
-    grid_of_images,
-    of_adaptation,
-)
-from experiments.image_classification.features import (
-    plot_feature_map,
-    plot_prototype_cosines,
-)
+from experiments.common.pictures import SHOWN, attention_of, grid_of_images, of_adaptation
+from experiments.image_classification import features
 from nsl_keras import MetaNeighborhoodModel
+from nsl_keras.visualize.figures import BLUE, ORANGE, display_range, draw_image
 
 _LIGHT_BLUE = "#B5D4E9"
 #: At most this many entries are drawn.
@@ -43,8 +33,9 @@ def of_neighbors(models: Mapping[str, keras.Model], data: ImageData) -> dict[str
     for name, model in models.items():
         if not isinstance(model, MetaNeighborhoodModel):
             continue
-        figures[f"{name}_feature_map"] = plot_feature_map(model, train, names)
-        figures[f"{name}_prototype_cosines"] = plot_prototype_cosines(model, test)
+        figures[f"{name}_feature_map"] = features.plot_feature_map(model, train, names)
+        cosines = features.plot_prototype_cosines(model, test)
+        figures[f"{name}_prototype_cosines"] = cosines
         figures[f"{name}_entries"] = plot_entries(model, test.images, names)
         figures[f"{name}_adaptation"] = of_adaptation(model, data, test)
     return figures
@@ -203,8 +194,8 @@ def plot_subcategories(
     figure, panels, others = grid_of_images(train.images, neighbors, captions)
     for row, query, axes, beside in zip(drawn, panels, others, neighbors, strict=True):
         label = queries.labels[row]
-        draw_image(query, queries.images[row])
-        query.set_xlabel(names[label], fontsize=8, labelpad=2, weight="bold")
+        draw_image(query, queries.images[row], display_range(queries.images), names[label])
+        query.xaxis.label.set_weight("bold")
         for axis, index in zip(axes, beside, strict=True):
             look = {"color": BLUE, "linestyle": "-"}
             if train.labels[index] != label:

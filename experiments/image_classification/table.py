@@ -1,7 +1,6 @@
 """Table 1 and Appendix A of Meta-Neighborhoods from runs, beside the paper's figures."""
 
-import pathlib
-from collections.abc import Callable
+import functools
 
 from experiments.common import runs, tables
 from experiments.image_classification import methods
@@ -20,11 +19,6 @@ FAIR = tables.Fair(
 )
 PLACE = "image_classification.jsonl"
 TITLE = "## Meta-Neighborhoods, Table 1 and Appendices A.3 to A.9: image classification"
-
-
-def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / PLACE)
-    return "\n\n".join([TITLE, *map(section, found)])
 
 
 def section(records: runs.RunRecords, experiments: list[str] | None = None) -> str:
@@ -76,24 +70,23 @@ def _table(
     experiment: methods.Experiment, setting: dict, found: list[dict], trials: tables.Trials
 ) -> str:
     published = experiment.published.get((setting["backbone"], setting["dataset"]))
-
-    def mean_of(key: str) -> Callable[[str], str]:
-        return lambda name: tables.mean(tables.percent(found, name, key).values())
-
-    more = {"before adaptation": mean_of("test_unadapted_accuracy")}
+    more = {"before adaptation": "test_unadapted_accuracy"}
     if any("rising_cosines" in run for run in found):
-        more["cosines that rise, %"] = mean_of("rising_cosines")
+        more["cosines that rise, %"] = "rising_cosines"
     if experiment.coarse:
-        more["coarse classes, by nearest images"] = mean_of("coarse_induction_accuracy")
-        more["fine classes, by nearest images"] = mean_of("induction_accuracy")
+        more["coarse classes, by nearest images"] = "coarse_induction_accuracy"
+        more["fine classes, by nearest images"] = "induction_accuracy"
     made = tables.compared(
         found,
         experiment.methods,
         methods.BASELINE,
         ("accuracy, %", "difference to vanilla"),
         lambda name: tables.percent(found, name, "test_accuracy"),
-        ("paper", published) if published else None,
-        more,
+        {"paper": published} if published else {},
+        {
+            title: functools.partial(tables.mean_percent, found, key=key)
+            for title, key in more.items()
+        },
         trials,
     )
     title = " ".join(part for part in (f"{experiment.title}.", experiment.note) if part)

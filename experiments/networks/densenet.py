@@ -51,8 +51,6 @@ def densenet_bc(
             at = f"transition_{block}"
             outputs = unit(outputs, outputs.shape[axis] // 2, 1, at)
             outputs = keras.layers.AveragePooling2D(2, name=at)(outputs)
-    outputs = layers.normalize(outputs, "final")
-    if final_relu:
-        outputs = keras.layers.ReLU(name="final_relu")(outputs)
+    outputs = (layers.activate if final_relu else layers.normalize)(outputs, "final")
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=f"densenet_bc_{depth}")

@@ -46,9 +46,7 @@ def resnet_v2(
                 shortcut = f"{at}_shortcut"
                 outputs = layers.convolve(outputs, outer, 1, shortcut, strides=stride)
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
-    outputs = layers.normalize(outputs, "final")
-    if final_relu:
-        outputs = keras.layers.ReLU(name="final_relu")(outputs)
+    outputs = (layers.activate if final_relu else layers.normalize)(outputs, "final")
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
     return keras.Model(inputs, outputs, name=f"resnet_v2_{depth}")
 
@@ -56,7 +54,7 @@ def resnet_v2(
 def resnet_v1(
     depth: int,
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
-    classes: int | None = 1000,
+    classes: int = 1000,
     convolution: Factory = keras.layers.Conv2D,
     filters: Sequence[int] = (64, 128, 256, 512),
     batch_normalization: Factory = BatchNormalization,
@@ -68,9 +66,10 @@ def resnet_v1(
     bias besides. `convolution` makes the 3x3 convolutions and the 7x7 one, of the first of
     `filters`. With similarity: the authors' response to the reviews, Table 2.
     """
-    block, counts = {
-        18: (_basic_block, (2, 2, 2, 2)),
-        50: (_bottleneck_block, (3, 4, 6, 3)),
+    # Blocks a stage, and the kernel sizes of a block; its last convolution may be wider.
+    counts, sizes, widening = {
+        18: ((2, 2, 2, 2), (3, 3), 1),
+        50: ((3, 4, 6, 3), (1, 3, 1), 4),
     }[depth]
     layers = Units(convolution, batch_normalization)
     inputs = keras.Input(input_shape)
@@ -83,40 +82,30 @@ def resnet_v1(
         for index in range(count):
             at = f"stage_{stage}_block_{index}"
             stride = 2 if stage > 0 and index == 0 else 1
-            branch, branch_channels = block(layers, outputs, width, stride, name=at)
-            if stride > 1 or branch_channels != channels:
+            branch, strides = outputs, stride
+            for number, size in enumerate(sizes[:-1], start=1):
+                name = f"{at}_layer_{number}"
+                branch, strides = _unit(layers, branch, width, size, strides, name), 1
+            name = f"{at}_layer_{len(sizes)}"
+            branch = layers.convolve(branch, widening * width, sizes[-1], name)
+            branch = layers.normalize(branch, name)
+            if stride > 1 or widening * width != channels:
                 own = {"name": f"{at}_shortcut", "strides": stride}
-                outputs = layers.convolve(outputs, branch_channels, 1, **own)
+                outputs = layers.convolve(outputs, widening * width, 1, **own)
                 outputs = layers.normalize(outputs, own["name"])
             outputs = keras.layers.Add(name=f"{at}_add")([outputs, branch])
             outputs = keras.layers.ReLU(name=f"{at}_relu")(outputs)
-            channels = branch_channels
+            channels = widening * width
     outputs = keras.layers.GlobalAveragePooling2D(name="pool")(outputs)
-    if classes is not None:
-        options = {"kernel_initializer": he_normal(), "name": "classifier"}
-        outputs = keras.layers.Dense(classes, **options)(outputs)
+    options = {"kernel_initializer": he_normal(), "name": "classifier"}
+    outputs = keras.layers.Dense(classes, **options)(outputs)
     return keras.Model(inputs, outputs, name=f"resnet{depth}")
-
-
-def _basic_block(layers: Units, inputs, width: int, stride: int, name: str) -> tuple:
-    """Two 3x3 convolutions; returns the branch and its channels."""
-    outputs = _unit(layers, inputs, width, 3, stride, name=f"{name}_layer_1")
-    outputs = layers.convolve(outputs, width, 3, f"{name}_layer_2")
-    return layers.normalize(outputs, f"{name}_layer_2"), width
-
-
-def _bottleneck_block(layers: Units, inputs, width: int, stride: int, name: str) -> tuple:
-    """1x1, 3x3 and 1x1 convolution; returns the branch and its channels."""
-    outputs = layers.unit(inputs, width, 1, f"{name}_layer_1", strides=stride)
-    outputs = layers.unit(outputs, width, 3, f"{name}_layer_2")
-    outputs = layers.convolve(outputs, 4 * width, 1, f"{name}_layer_3")
-    return layers.normalize(outputs, f"{name}_layer_3"), 4 * width
 
 
 def _unit(layers: Units, inputs, width: int, size: int, stride: int, name: str):
     """Convolution, batch norm and ReLU; with strides, zeros on all sides alike."""
     padding = "same"
-    if stride > 1:
+    if stride > 1 and size > 1:
         # "same" would pad one side of the image with the odd row of zeros.
         inputs = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_padding")(inputs)
         padding = "valid"

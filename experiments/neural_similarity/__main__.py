@@ -33,9 +33,7 @@ def recipe_from_flags(
 ) -> tuple[recipe.Recipe, float]:
     """The recipe, and the momentum of batch norms that suits its length."""
     published = methods.RECIPES[FLAGS.schedule or chosen.recipe]
-    steps = image_training.steps_from_flags(
-        published.steps, train_examples, FLAGS.batch_size or published.batch_size
-    )
+    steps = image_training.steps_from_flags(published, train_examples)
     changes = image_training.recipe_changes_from_flags()
     # Mirror images of digits are no digits.
     if FLAGS.augmentation or FLAGS.dataset in ("digits", "mnist"):

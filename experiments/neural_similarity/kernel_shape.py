@@ -20,14 +20,8 @@ from absl import flags
 
 import nsl_keras
 from experiments.common import command, runs, tables
+from experiments.neural_similarity import stability
 from experiments.neural_similarity.methods import with_rate
-from experiments.neural_similarity.stability import (
-    BATCH,
-    define_flags,
-    digits_network,
-    options,
-    what_ran,
-)
 from experiments.no_harm.training import accuracy
 
 FLAGS = flags.FLAGS
@@ -45,10 +39,7 @@ ROWS: dict[str, tuple[str, int | None, str | None]] = {
     "magnitude": ("static DNS, smallest taps pruned", FACTORS[-1], None),
     "random": ("static DNS, random taps pruned", FACTORS[-1], None),
     "dynamic": ("dynamic DNS", None, "sphere"),
-    **{
-        f"dynamic_{f}": (f"dynamic DNS and D, learning rate times {f}", f, "sphere")
-        for f in FACTORS[-1:]
-    },
+    "dynamic_100": ("dynamic DNS and D, learning rate times 100", 100, "sphere"),
 }
 BASELINE = "static"
 PRUNED = ("magnitude", "random")
@@ -81,12 +72,12 @@ def train(name: str, seed: int, found: list[dict]) -> dict[str, Any]:
         similarity=nsl_keras.similarities.Diagonal(learn_shape=learned),
         predictor=predictor,
     )
-    model, (train, test, _) = digits_network(convolution, seed)
+    model, (train, test, _) = stability.digits_network(convolution, seed)
     with_rate(
         model.optimizer, [v for v in model.variables if v.name == "shape"], factor or 1
     )
     fit = functools.partial(
-        model.fit, train.images, train.labels, batch_size=BATCH, verbose=0
+        model.fit, train.images, train.labels, batch_size=stability.BATCH, verbose=0
     )
     first = FLAGS.epochs // 2
     fit(epochs=first)
@@ -132,14 +123,14 @@ def section(results: pathlib.Path) -> str:
     found = records.runs
     return (
         "## Neural Similarity Learning, Section 3.5: a learned kernel shape\n\n"
-        f"{what_ran(records)}, seeds {tables.seeds(found)}; mean ± standard deviation, "
-        f"differences paired by seed.\n\n{table(found)}"
+        f"{stability.what_ran(records)}, seeds {tables.seeds(found)}; mean ± standard "
+        f"deviation, differences paired by seed.\n\n{table(found)}"
     )
 
 
 def main(_arguments: list[str]) -> None:
     path = runs.results_folder(FLAGS.output_dir) / PLACE
-    records = runs.RunRecords(path, setting=options())
+    records = runs.RunRecords(path, setting=stability.options())
     runs.run_all(
         records,
         runs.every(FLAGS.method or ROWS, FLAGS.seeds),
@@ -149,6 +140,6 @@ def main(_arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    define_flags()
+    stability.define_flags()
     flags.DEFINE_multi_enum("method", [], list(ROWS), "Rows; all by default.")
     command.run(main)

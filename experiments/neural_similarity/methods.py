@@ -193,10 +193,11 @@ SPHERENET_METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of the paper: its network, recipe, rows, and errors (%) by data set."""
+    """A table of the paper: its rows, network, recipe, and errors (%) by data set."""
 
     title: str
-    errors: dict[str, dict[str, float]]
+    names: Sequence[str]
+    errors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     network: str = "cnn9"
     recipe: str = "paper"
     #: Top-5 errors of the same data set, where the paper has them.
@@ -212,117 +213,99 @@ class Table:
     def methods(self) -> dict[str, Method]:
         own = {"spherenet": SPHERENET_METHODS, "mobile": MOBILE_METHODS}
         known = own.get(self.network, METHODS)
-        return {name: known[name] for name in self.errors}
+        return {name: known[name] for name in self.names}
 
 
-def _errors(dataset: str, **errors: float) -> dict[str, dict[str, float]]:
-    return {name: {dataset: error} for name, error in errors.items()}
-
-
-def _unpublished(*names: str) -> dict[str, dict[str, float]]:
-    return {name: {} for name in names}
-
-
-_cifar10 = functools.partial(_errors, "cifar10")
-
+#: Errors of Tables 1 to 4.
+_CIFAR10 = {
+    **{"cnn": 7.78, "cnn_plus": 7.29, "static_dns": 7.15, "static_uns": 7.38},
+    **{"dynamic_dns": 6.85, "dynamic_uns": 6.5, "dynamic_dns_cnn": 7.04},
+    **{"static_dns_joint": 6.92, "dynamic_dns_joint": 6.64, "dynamic_dns_shared": 7.20},
+}
+_CIFAR100 = {
+    **{"cnn": 28.95, "cnn_plus": 28.70, "static_dns": 28.35, "static_uns": 28.11},
+    **{"dynamic_dns": 27.81, "dynamic_uns": 28.02},
+}
+_default = functools.partial(Table, predictors="default")
 TABLES = {
     "1": Table(
         "Predictor network",
-        {
-            **_cifar10(cnn=7.78, dynamic_dns_cnn=7.04, dynamic_dns=6.85),
-            **_unpublished("dynamic_dns_full_sphere", "dynamic_dns_bounded"),
-        },
+        (
+            *("cnn", "dynamic_dns_cnn", "dynamic_dns"),
+            *("dynamic_dns_full_sphere", "dynamic_dns_bounded"),
+        ),
+        {"cifar10": _CIFAR10},
     ),
     "2": Table(
         "Joint learning of kernel shape and similarity",
-        _cifar10(
-            cnn=7.78,
-            static_dns=7.15,
-            static_dns_joint=6.92,
-            dynamic_dns=6.85,
-            dynamic_dns_joint=6.64,
-        ),
+        ("cnn", "static_dns", "static_dns_joint", "dynamic_dns", "dynamic_dns_joint"),
+        {"cifar10": _CIFAR10},
     ),
     "3": Table(
         "Shared and disjoint predictors",
-        {
-            **_cifar10(cnn=7.78, dynamic_dns_shared=7.20, dynamic_dns=6.85),
-            **_unpublished("dynamic_dns_shared_by_size"),
-        },
+        ("cnn", "dynamic_dns_shared", "dynamic_dns", "dynamic_dns_shared_by_size"),
+        {"cifar10": _CIFAR10},
     ),
     "4": Table(
         "CIFAR-10 and CIFAR-100",
-        {
-            "cnn": {"cifar10": 7.78, "cifar100": 28.95},
-            "cnn_plus": {"cifar10": 7.29, "cifar100": 28.70},
-            "static_dns": {"cifar10": 7.15, "cifar100": 28.35},
-            "static_uns": {"cifar10": 7.38, "cifar100": 28.11},
-            "dynamic_dns": {"cifar10": 6.85, "cifar100": 27.81},
-            "dynamic_uns": {"cifar10": 6.5, "cifar100": 28.02},
-            "dynamic_uns_alone": {},
-        },
+        (
+            *("cnn", "cnn_plus", "static_dns", "static_uns", "dynamic_dns"),
+            *("dynamic_uns", "dynamic_uns_alone"),
+        ),
+        {"cifar10": _CIFAR10, "cifar100": _CIFAR100},
     ),
     "5": Table(
         "ImageNet",
-        {
-            **_errors("imagenet2012", cnn=42.72, cnn_plus=42.11, dynamic_dns=40.61),
-            "dynamic_dns_32": {},
-        },
+        ("cnn", "cnn_plus", "dynamic_dns", "dynamic_dns_32"),
+        {"imagenet2012": {"cnn": 42.72, "cnn_plus": 42.11, "dynamic_dns": 40.61}},
         network="cnn10",
         recipe="imagenet",
         top_5_errors={"cnn": 19.11, "cnn_plus": 18.98, "dynamic_dns": 18.04},
     ),
     "8": Table(
         "Self-attention as global neural similarity",
-        _cifar10(cnn=9.14, cnn_attention=9.31, spherenet=8.69, spherenet_attention=8.24),
+        [*SPHERENET_METHODS],
+        {"cifar10": dict(zip(SPHERENET_METHODS, (9.14, 9.31, 8.69, 8.24), strict=True))},
         network="spherenet",
         recipe="attention",
     ),
     **{
-        f"resnet{depth}": Table(
+        f"resnet{depth}": _default(
             f"ResNet-{depth} (the authors' response to the reviews, Table 2)",
-            _errors("imagenet2012", cnn=cnn, static_dns=static, dynamic_dns=dynamic),
+            [*errors],
+            {"imagenet2012": errors},
             network=f"resnet{depth}",
             recipe="imagenet",
-            predictors="default",
         )
-        for depth, cnn, static, dynamic in (
-            (18, 31.69, 30.12, 29.68),
-            (50, 24.77, 23.91, 23.45),
-        )
+        for depth, errors in {
+            18: {"cnn": 31.69, "static_dns": 30.12, "dynamic_dns": 29.68},
+            50: {"cnn": 24.77, "static_dns": 23.91, "dynamic_dns": 23.45},
+        }.items()
     },
-    "shared": Table(
+    "shared": _default(
         "Shared and disjoint predictors, those of the package",
-        _unpublished(
-            *("cnn", "dynamic_dns", "dynamic_dns_shared", "dynamic_dns_shared_by_size")
-        ),
-        predictors="default",
+        ("cnn", "dynamic_dns", "dynamic_dns_shared", "dynamic_dns_shared_by_size"),
     ),
-    "efficient": Table(
-        "Efficient networks: convolutions of one tap",
-        _unpublished("cnn", "pointwise", "one_tap"),
-        predictors="default",
+    "efficient": _default(
+        "Efficient networks: convolutions of one tap", ("cnn", "pointwise", "one_tap")
     ),
-    "mobile": Table(
+    "mobile": _default(
         "Efficient networks: depthwise convolutions of one tap",
-        _unpublished(*MOBILE_METHODS),
+        [*MOBILE_METHODS],
         network="mobile",
-        predictors="default",
     ),
-    "uns": Table(
+    "uns": _default(
         "Unconstrained dynamic similarities, taken apart; not in the paper",
-        _unpublished("cnn", *UNS_METHODS),
-        predictors="default",
+        ["cnn", *UNS_METHODS],
     ),
-    "cost": Table(
+    "cost": _default(
         "Plain networks with the parameters and the multiply-adds of a dynamic one, and "
         "what else people add to convolutions; not in the paper",
         # In order of worth.
-        _unpublished(
+        (
             *("cnn", "dynamic_dns", "cnn_cost", "cnn_parameters", "static_dns"),
             *("dynamic_uns", "dynamic_uns_blocks", "squeeze_excite", "condconv", "eca"),
         ),
-        predictors="default",
     ),
 }
 
@@ -481,9 +464,9 @@ def with_rate(optimizer: Any, variables: Sequence[Any], share: Any) -> None:
     own = {id(each) for variable in variables for each in (variable, variable.value)}
     step = optimizer.update_step
 
-    def own_rate(rate: Any) -> Any:
-        return rate * (share(optimizer.iterations) if callable(share) else share)
+    def update_step(gradient: Any, variable: Any, rate: Any) -> None:
+        if id(variable) in own:
+            rate = rate * (share(optimizer.iterations) if callable(share) else share)
+        step(gradient, variable, rate)
 
-    optimizer.update_step = lambda gradient, variable, rate: step(
-        gradient, variable, own_rate(rate) if id(variable) in own else rate
-    )
+    optimizer.update_step = update_step

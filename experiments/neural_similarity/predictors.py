@@ -51,17 +51,15 @@ DATASETS = {"cifar_fs": "CIFAR-FS, 40 classes", "cifar10": "CIFAR-10"}
 NAMES = ("narrow_cnn", "small_resnet")
 
 
-def _by_size(filters: int) -> SimilarityPredictor:
-    """Blocks where maps are at least 16 pixels wide."""
-    return SimilarityPredictor(downsampling=2 if filters < WIDTHS[-1] else 1)
-
-
 PREDICTORS: dict[str, Any] = {
     "kernel-sized output": SimilarityPredictor(downsampling=1),
     "1x1 output": SimilarityPredictor(downsampling=1, output_kernel_size=1),
     "blocks": SimilarityPredictor(downsampling=2),
     "blocks, 1x1 output": SimilarityPredictor(downsampling=2, output_kernel_size=1),
-    "blocks by size": _by_size,
+    # Where maps are at least 16 pixels wide.
+    "blocks by size": lambda filters: SimilarityPredictor(
+        downsampling=2 if filters < WIDTHS[-1] else 1
+    ),
     "depthwise": SimilarityPredictor(depthwise),
 }
 OWN = {
@@ -112,10 +110,9 @@ def step_time(network: str, name: str) -> dict[str, float]:
 
 def compare(found: list[dict]) -> dict[str, list[Comparison]]:
     """Returns every method beside the plain network, in each of its cells."""
-    made: dict[str, list[Comparison]] = {}
-    for cell in comparison.compare(found, OWN, DATASETS, NAMES):
-        made.setdefault(cell.method, []).append(cell)
-    return {name: made[name] for name in OWN if name in made}
+    made = comparison.compare(found, OWN, DATASETS, NAMES)
+    by_name = {name: [cell for cell in made if cell.method == name] for name in OWN}
+    return {name: cells for name, cells in by_name.items() if cells}
 
 
 def pooled(cells: list[Comparison]) -> tuple[float, float]:
@@ -200,14 +197,8 @@ def main(_arguments: list[str]) -> None:
         pairs = itertools.product(networks, FLAGS.method or OWN)
         runs.run_all(runs.RunRecords(path, COSTS, {"batch": BATCH}), pairs, measure)
     else:
-        keys = [
-            (dataset, network, name, int(seed))
-            for seed in FLAGS.seeds
-            for dataset in FLAGS.dataset or DATASETS
-            for network in networks
-            for name in FLAGS.method or METHODS
-        ]
-        runs.run_all(records, keys, run)
+        names = FLAGS.dataset or DATASETS, networks, FLAGS.method or METHODS
+        runs.run_all(records, runs.every(*names, FLAGS.seeds), run)
     print(f"\n{table(compare(records.runs), costs(results))}")
 
 

@@ -35,6 +35,7 @@ PLACE = "stability.jsonl"
 #: Of the last layer of predictors: He's normal, and the authors' share of it.
 HE, SMALL = 1.0, 1e-3
 BATCH = 32
+SGD = {"learning_rate": 0.03, "momentum": 0.9}
 #: Steps that losses are averaged over.
 LAST = 20
 
@@ -85,14 +86,11 @@ def predictor(row: Row) -> SimilarityPredictor:
 
 def define_flags() -> None:
     flags.DEFINE_integer("epochs", 8, "Epochs.", lower_bound=2)
-    flags.DEFINE_float("learning_rate", 0.03, "Of SGD.", lower_bound=0)
-    flags.DEFINE_float("momentum", 0.9, "Of SGD.", lower_bound=0)
     flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, a run each.")
 
 
 def options() -> dict[str, Any]:
-    names = ("epochs", "learning_rate", "momentum")
-    return {name: getattr(FLAGS, name) for name in names} | {"batch_size": BATCH}
+    return {"epochs": FLAGS.epochs, **SGD, "batch_size": BATCH}
 
 
 def digits_network(
@@ -104,7 +102,7 @@ def digits_network(
     shape, batch_norm = images.train.images.shape[1:], networks.BATCH_NORMS["unbiased"]
     make = networks.NETWORKS["narrow_cnn"].make
     model = make(shape, images.classes, convolution, batch_norm)
-    optimizer = keras.optimizers.SGD(FLAGS.learning_rate, FLAGS.momentum)
+    optimizer = keras.optimizers.SGD(**SGD)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=False)
     return model, images
@@ -126,9 +124,8 @@ class Losses(keras.callbacks.Callback):
 
 def largest_entry(model: keras.Model, images: np.ndarray) -> float | None:
     """Of what predictors add to the identity, or predict without one."""
-    layers = [each for each in model.layers if hasattr(each, "predicted_matrices")]
     found = []
-    for layer in layers:
+    for layer in (each for each in model.layers if hasattr(each, "predicted_matrices")):
         x = keras.Model(model.input, layer.input).predict(images, verbose=0)
         matrices = keras.ops.convert_to_numpy(layer.predicted_matrices(x))
         form = layer.bilinear_form
@@ -174,14 +171,10 @@ def table(found: list[dict]) -> str:
         loss = statistics.mean(statistics.mean(run["losses"][-LAST:]) for run in own)
         entries = [run["largest_entry"] for run in own if run["largest_entry"]]
         accuracies = tables.percent(own, name, "accuracy").values()
-        rows.append(
-            [
-                *(ROWS[name].title if name in ROWS else "(no similarity)",),
-                *(similarity if name in ROWS else "", tables.mean(accuracies)),
-                *(f"{min(accuracies):.2f}", f"{loss:.3f}"),
-                *(f"{max(entries):.3g}" if entries else "", tables.seeds(own)),
-            ]
-        )
+        titles = (ROWS[name].title, similarity) if name in ROWS else ("(no similarity)", "")
+        largest = f"{max(entries):.3g}" if entries else ""
+        shown = tables.mean(accuracies), f"{min(accuracies):.2f}", f"{loss:.3f}", largest
+        rows.append([*titles, *shown, tables.seeds(own)])
     columns = ["predictor", "M", "test accuracy, %", "worst seed", "training loss"]
     return tables.markdown([*columns, "largest entry predicted", "seeds"], rows)
 
@@ -234,13 +227,8 @@ def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     setting = options() | {"network": "narrow_cnn"}
     records = runs.RunRecords(results / PLACE, setting=setting)
-    keys = [
-        (similarity, name, int(seed))
-        for seed in FLAGS.seeds
-        for similarity in FLAGS.similarity or SIMILARITIES
-        for name in FLAGS.method or [PLAIN, *ROWS]
-    ]
-    runs.run_all(records, keys, train)
+    names = FLAGS.similarity or SIMILARITIES, FLAGS.method or [PLAIN, *ROWS]
+    runs.run_all(records, runs.every(*names, FLAGS.seeds), train)
     print(f"\n{table(records.runs)}")
     runs.write_figures(results / "figures", {"stability": picture(records.runs)})
 

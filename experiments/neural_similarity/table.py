@@ -1,5 +1,6 @@
 """Tables 1 to 5 and 8 of Neural Similarity Learning from runs, beside the paper's."""
 
+import functools
 import pathlib
 
 from experiments.common import runs, tables
@@ -16,11 +17,6 @@ FAIR = tables.Fair(
 )
 PLACE = "neural_similarity.jsonl"
 TITLE = "## Neural Similarity Learning, Tables 1 to 5 and 8"
-
-
-def sections(results: pathlib.Path) -> str:
-    found = runs.all_of(results / PLACE)
-    return "\n\n".join([TITLE, *map(section, found)])
 
 
 def section(records: runs.RunRecords, numbers: list[str] | None = None) -> str:
@@ -44,25 +40,21 @@ def apart(results: pathlib.Path, name: str, rates: tuple[float, ...]) -> str:
     def errors(rate: float, name: str) -> dict[int, float]:
         return _errors(at[rate], name, "validation_accuracy")
 
+    def at_rate(rate: float, name: str) -> str:
+        return tables.mean(errors(rate, name).values())
+
     def loss(name: str) -> str:
         return tables.mean(run["training_loss"] for run in tables.of_method(found, name))
 
+    others = {f"error at {r:g}, %": functools.partial(at_rate, r) for r in rates[1:]}
     made = tables.compared(
         found,
         {n: row for n, row in table.methods.items() if tables.of_method(found, n)},
         table.baseline,
         ("error, %", "difference to baseline"),
-        lambda name: errors(rates[0], name),
-        None,
-        {
-            "training loss": loss,
-            **{
-                f"error at {rate:g}, %": lambda name, rate=rate: tables.mean(
-                    errors(rate, name).values()
-                )
-                for rate in rates[1:]
-            },
-        },
+        functools.partial(errors, rates[0]),
+        {},
+        {"training loss": loss, **others},
     )
     return f"{_heading({**setting, **own}, records.runs, 'validation')}\n\n{made}"
 
@@ -106,7 +98,7 @@ def _heading(setting: dict, found: list[dict], part: str = "test") -> str:
 
 def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) -> str:
     table = methods.TABLES[number]
-    errors = {name: each[dataset] for name, each in table.errors.items() if dataset in each}
+    errors = table.errors.get(dataset)
     more = {}
     if errors and table.top_5_errors:
         more = {
@@ -122,7 +114,7 @@ def _table(number: str, dataset: str, found: list[dict], trials: tables.Trials) 
         table.baseline,
         ("error, %", "difference to baseline"),
         lambda name: _errors(found, name, "test_accuracy"),
-        (f"paper ({dataset})", errors) if errors else None,
+        {f"paper ({dataset})": errors} if errors else {},
         more,
         trials,
     )

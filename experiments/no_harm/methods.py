@@ -33,10 +33,6 @@ class Method(NamedTuple):
     rate: float = 1.0
 
 
-def leave_plain(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-    return plain
-
-
 def with_cosine_head(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
     classifier = plain.get_layer(networks.CLASSIFIER)
     head = nsl_keras.layers.CosineDense(classifier.units)
@@ -56,7 +52,9 @@ def with_similarity(similarity: str, predictor: Any = None) -> Make:
 
     def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
         model = make_network(convolution=convolution)
-        networks.copy_weights(plain, model)
+        own = {variable.path: variable for variable in model.variables}
+        for variable in plain.variables:
+            own[variable.path].assign(variable)
         return model
 
     return make
@@ -64,10 +62,10 @@ def with_similarity(similarity: str, predictor: Any = None) -> Make:
 
 def with_neighbors(head: type[keras.layers.Layer], film: bool = False) -> Make:
     def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-        backbone = networks.backbone(plain)
+        classifier = plain.get_layer(networks.CLASSIFIER)
+        backbone = keras.Model(plain.input, classifier.input)
         if film:
             backbone = convert.add_film(backbone)
-        classifier = plain.get_layer(networks.CLASSIFIER)
         model = nsl_keras.MetaNeighborhoodModel(backbone, head(classifier.units))
         model.build((None, *plain.input_shape[1:]))
         if head is keras.layers.Dense:
@@ -77,25 +75,20 @@ def with_neighbors(head: type[keras.layers.Layer], film: bool = False) -> Make:
     return make
 
 
-def add_similarity(**options: Any) -> Make:
-    """Returns what converts a trained network, to train it as a whole."""
-
-    def make(make_network: MakeNetwork, plain: keras.Model) -> keras.Model:
-        return convert.add_similarity(plain, freeze_backbone=False, **options)
-
-    return make
-
-
 #: For an unconstrained similarity, not the default.
 EACH_POSITION = nsl_keras.predictors.SimilarityPredictor(downsampling=1)
 
-PLAIN_METHOD = Method("plain", leave_plain)
+PLAIN_METHOD = Method("plain", lambda _, plain: plain)
 #: Plain networks: what anyone can do without a similarity or neighbors.
 ALTERNATIVES = {
-    PLAIN_LONGER: Method("plain, trained twice as long", leave_plain, pretrained=True),
-    "plain_rate": Method("plain, three times the rate", leave_plain, rate=3.0),
+    PLAIN_LONGER: Method(
+        "plain, trained twice as long", PLAIN_METHOD.make, pretrained=True
+    ),
+    "plain_rate": Method("plain, three times the rate", PLAIN_METHOD.make, rate=3.0),
     "plain_cosine": Method("plain, CosineDense head", with_cosine_head),
 }
+#: Not the default: converted networks are trained as a whole.
+WHOLE = {"freeze_backbone": False}
 #: A trained network that a method converts is compared with that network trained on.
 converted = functools.partial(Method, pretrained=True, baseline=PLAIN_LONGER)
 OWN = {
@@ -119,11 +112,12 @@ OWN = {
         batch_norm=True,
     ),
     "converted_static_dns": converted(
-        "converted to static DNS", add_similarity(similarity="diagonal")
+        "converted to static DNS",
+        lambda _, plain: convert.add_similarity(plain, "diagonal", **WHOLE),
     ),
     "converted_dynamic_dns": converted(
         "converted to dynamic DNS",
-        add_similarity(similarity="diagonal", predictor="sphere"),
+        lambda _, plain: convert.add_similarity(plain, "diagonal", "sphere", **WHOLE),
     ),
     "converted_neighbors": converted(
         "converted to Meta-Neighborhoods",

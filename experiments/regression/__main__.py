@@ -108,8 +108,7 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, part: data.Part, batch_size: int = 128) -> None:
         super().__init__()
-        self.part, self.batch_size = part, batch_size
-        self.epoch = 0
+        self.part, self.batch_size, self.epoch = part, batch_size, 0
 
     def __len__(self) -> int:
         return -(-len(self.part.x) // self.batch_size)
@@ -121,7 +120,8 @@ class Batches(keras.utils.PyDataset):
 
 
 def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Model, dict]:
-    """Trains to the lowest validation loss; what is finished in `state` is kept."""
+    """Trains to the lowest validation loss; what is finished below `state` is kept."""
+    place = state / "_".join(map(str, choice.values()))
     keras.backend.clear_session()
     keras.utils.set_random_seed(SEED)
     model = make(fold, choice)
@@ -139,7 +139,7 @@ def train(fold: data.Fold, choice: dict, state: pathlib.Path) -> tuple[keras.Mod
     )
     epochs = -(-STEPS_KEPT // len(batches))
     backup = nsl_keras.callbacks.TrainingBackup(
-        state, [stopping], epochs, delete_checkpoint=False
+        place, [stopping], epochs, delete_checkpoint=False
     )
     history = model.fit(
         batches,
@@ -163,9 +163,7 @@ def run_fold(fold: data.Fold, state: pathlib.Path) -> dict:
     """Chooses on the validation part, then looks at the test part once a method."""
 
     def trained(choices: Iterable[dict], kind: str) -> list[tuple[keras.Model, dict]]:
-        places = ("_".join(map(str, each.values())) for each in choices)
-        pairs = zip(choices, places, strict=True)
-        return [train(fold, each, state / kind / place) for each, place in pairs]
+        return [train(fold, each, state / kind) for each in choices]
 
     decays = list(map(float, FLAGS.decays))
     sizes = itertools.product(map(int, FLAGS.layers), map(int, FLAGS.units))

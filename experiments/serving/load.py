@@ -28,6 +28,11 @@ NAME = MODEL.parent.name
 #: Signatures of a prediction with adaptation and without.
 SIGNATURES = {"adapted": "serving_default", "plain": "unadapted"}
 CONNECTIONS = 4
+#: What is counted: the requests that were answered as they should be, and all of a kind.
+COUNTED = {
+    "good requests that got what the model predicts": ("equal", "good"),
+    "malformed ones that got status 400 or 422": ("refused", "malformed"),
+}
 
 
 def requests_at_random(
@@ -99,15 +104,8 @@ def images_per_second(
 def section(results: pathlib.Path) -> str:
     (found,) = runs.read(results / PLACE)
     count = "{:,} of {:,}".format
-    rows = {
-        "good requests that got what the model predicts": count(
-            found["equal"], found["good"]
-        ),
-        "malformed ones that got status 400 or 422": count(
-            found["refused"], found["malformed"]
-        ),
-        "server's memory, MiB, before and after": "{}, {}".format(*found["memory"]),
-    }
+    rows = {what: count(*(found[key] for key in keys)) for what, keys in COUNTED.items()}
+    rows["server's memory, MiB, before and after"] = "{}, {}".format(*found["memory"])
     for name in SIGNATURES:
         latencies = ", ".join(f"{each:.2f}" for each in found["latency"][name])
         rows[f"1 image, {name}, ms: median and 99th percentile"] = latencies
@@ -136,8 +134,7 @@ def main(_arguments: list[str]) -> None:
     results = runs.results_folder(FLAGS.output_dir)
     runs.RunRecords(results / PLACE).add(("load",), record)
     print(section(results))
-    pairs = (("equal", "good"), ("refused", "malformed"))
-    sys.exit(any(record[one] != record[other] for one, other in pairs))
+    sys.exit(any(record[one] != record[other] for one, other in COUNTED.values()))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ import numpy as np
 from absl import flags
 from keras import layers
 
-from experiments.common import command, data, pictures, rivals, runs, tables
+from experiments.common import command, data, rivals, runs, tables
 from experiments.common.multiply_adds import multiply_adds
 from experiments.no_harm.data import draw
 from experiments.speed import timing
 from nsl_keras.layers import BatchNormalization, NeuralSimilarityConv2D
 from nsl_keras.predictors import SimilarityPredictor
+from nsl_keras.visualize.figures import new_figure
 
 FLAGS = flags.FLAGS
 PLACE = "small.jsonl"
@@ -172,12 +173,8 @@ def table(found: list[dict]) -> str:
         above, n = tables.difference(dynamic, shares), len({*shares} & {*dynamic})
         seconds = np.mean([run["seconds"] for run in own])
         cells = [f"{cell[0]}, {cell[1]}, {cell[2]:,}", name, f"{own[0]['parameters']:,}"]
-        cells += [tables.million_multiply_adds(own)]
-        cells += [
-            str(own[0]["epochs"]),
-            f"{own[0]['rate']:g}",
-            tables.mean(shares.values()),
-        ]
+        cells += [tables.million_multiply_adds(own), str(own[0]["epochs"])]
+        cells += [f"{own[0]['rate']:g}", tables.mean(shares.values())]
         cells += [f"{above} (n = {n})" if n and name != "dynamic" else ""]
         rows.append([*cells, f"{seconds:.1f}", f"{own[0]['inference']:.2f}"])
     columns = ["network", "convolutions", "parameters", "million multiply-adds"]
@@ -188,7 +185,7 @@ def table(found: list[dict]) -> str:
 def figures(found: list[dict]) -> dict[str, Any]:
     """Accuracy against parameters and against the time of training."""
     shown = [each for each in DATASETS if each in {run["key"][0] for run in found}]
-    made = {f"small_{key}": pictures.new_figure(10, 4) for key in ("parameters", "seconds")}
+    made = {f"small_{key}": new_figure(10, 4) for key in ("parameters", "seconds")}
     colors = {name: f"C{number}" for number, name in enumerate(METHODS)}
     markers = dict(zip(NETWORKS, "os^D", strict=True))
     for name, figure in made.items():

@@ -44,8 +44,7 @@ def measured(group: str, xla: str) -> list[dict[str, Any]]:
     if group in prices.PARTS:  # With the memory.
         found = prices.rows(group, xla == "on")
     else:
-        comparisons = GROUPS[group](xla == "on")
-        found = (row for each in comparisons for row in each.rows())
+        found = (row for each in GROUPS[group](xla == "on") for row in each.rows())
     rows = []
     for row in found:
         print(*(f"{key} {value}" for key, value in row.items()), sep=", ", flush=True)

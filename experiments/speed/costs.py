@@ -36,8 +36,7 @@ def comparisons(xla: bool) -> Iterator[measure.Comparison]:
         yield from passes(case, layers, features)
     similar = nsl_keras.layers.NeuralSimilarityConv2D
     for channels in CHANNELS:
-        options: dict[str, Any] = {"filters": channels, "kernel_size": 3}
-        options["padding"] = "same"
+        options: dict[str, Any] = {"filters": channels, "kernel_size": 3, "padding": "same"}
         layers = {
             "Conv2D": keras.layers.Conv2D(**options),
             "static similarity": similar(**options),

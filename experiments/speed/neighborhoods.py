@@ -6,7 +6,7 @@ the rest.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -85,9 +85,6 @@ def stacked_head() -> keras.layers.Layer:
     return keras.Sequential([*hidden, keras.layers.Dense(CLASSES)])
 
 
-#: Backbone, entries, classes and batch size; the last has many classes.
-MODELS = (("resnet_v2(29)", 5000, 10, 128),)
-MANY_CLASSES = (("resnet_v2(29)", 10000, 100, 16),)
 BACKBONES = {
     "convnet4": nsl_keras.backbones.convnet4,
     "resnet_v2(29)": functools.partial(resnet_v2, 29),
@@ -95,23 +92,26 @@ BACKBONES = {
 
 
 def model(
-    xla: bool, chosen: Sequence[tuple[str, int, int, int]] = MODELS
+    xla: bool,
+    backbone: str = "resnet_v2(29)",
+    neighbors: int = NEIGHBORS,
+    classes: int = CLASSES,
+    batch: int = BATCH,
 ) -> Iterator[measure.Comparison]:
-    for title, neighbors, classes, batch in chosen:
-        images = tf.random.normal((batch, 32, 32, 3))
-        features = BACKBONES[title]()
-        logits = nsl_keras.layers.CosineDense(classes)(features.output)
-        models = {"backbone + CosineDense": keras.Model(features.input, logits)}
-        for name, make_head in (
-            ("Meta-Neighborhoods", nsl_keras.layers.CosineDense),
-            ("Meta-Neighborhoods, Dense", keras.layers.Dense),
-        ):
-            parts = BACKBONES[title](), make_head(classes), dictionary(neighbors)
-            models[name] = nsl_keras.MetaNeighborhoodModel(*parts)
-            models[name].build((None, *features.input_shape[1:]))
-        case = f"{title}, {neighbors:,} entries, {classes} classes, batches of {batch}"
-        for name, step in measure.OF_MODELS.items():
-            yield measure.compared(f"{case}, {name}", models, step, images, xla)
+    images = tf.random.normal((batch, 32, 32, 3))
+    features = BACKBONES[backbone]()
+    logits = nsl_keras.layers.CosineDense(classes)(features.output)
+    models = {"backbone + CosineDense": keras.Model(features.input, logits)}
+    for name, make_head in (
+        ("Meta-Neighborhoods", nsl_keras.layers.CosineDense),
+        ("Meta-Neighborhoods, Dense", keras.layers.Dense),
+    ):
+        parts = BACKBONES[backbone](), make_head(classes), dictionary(neighbors)
+        models[name] = nsl_keras.MetaNeighborhoodModel(*parts)
+        models[name].build((None, *features.input_shape[1:]))
+    case = f"{backbone}, {neighbors:,} entries, {classes} classes, batches of {batch}"
+    for name, step in measure.OF_MODELS.items():
+        yield measure.compared(f"{case}, {name}", models, step, images, xla)
 
 
-many_classes = functools.partial(model, chosen=MANY_CLASSES)
+many_classes = functools.partial(model, neighbors=10_000, classes=100, batch=16)

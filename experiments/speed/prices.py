@@ -100,7 +100,7 @@ PARTS: dict[str, tuple[Callable[..., Iterator[measure.Comparison]], ...]] = {
         functools.partial(of_layer, 32, 32),
         functools.partial(of_layer, 8, 128),
         of_network,
-        functools.partial(neighborhoods.model, chosen=[("convnet4", 5000, CLASSES, BATCH)]),
+        functools.partial(neighborhoods.model, backbone="convnet4", batch=BATCH),
     ),
     "transformer": (of_transformer,),
 }

@@ -76,8 +76,6 @@ def network(xla: bool) -> Iterator[measure.Comparison]:
     if xla:  # What it gains or costs.
         for name in ("finetuning", "dynamic_nsn"):
             title = few_shot.METHODS[name].title
-            steps = {
-                "without XLA": train(networks[title], images, False),
-                "with XLA": train(networks[title], images, True),
-            }
+            compiled = {"without XLA": False, "with XLA": True}
+            steps = {how: train(networks[title], images, compiled[how]) for how in compiled}
             yield measure.Comparison(f"{case}, {title}", steps)

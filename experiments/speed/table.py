@@ -28,31 +28,25 @@ def measured(results: pathlib.Path, group: str) -> list[dict]:
 
 def _times(results: pathlib.Path, group: str) -> str:
     found = measured(results, group)
-    has_memory = any("mebibytes" in row for row in found[0]["rows"])
     rows = [
         [
             *(row["case"], row["candidate"], row["baseline"], each["xla"]),
             _ratio(row["median"]),
             f"{_ratio(row['low'])} to {_ratio(row['high'])}",
             str(row["rounds"]),
-            *([_mebibytes(row)] if has_memory else []),
+            ", ".join(f"{row[each]:.0f}" for each in row if each.endswith("mebibytes")),
         ]
         for each in found
         for row in each["rows"]
     ]
     columns = ["case", "candidate", "baseline", "XLA", "ratio", "95 % interval", "rounds"]
-    columns += ["MiB"] * has_memory
+    columns += ["MiB"] * any(row[-1] for row in rows)
     return (
         f"### {group}\n\n{tables.commands(found)}, {found[0]['cores']} CPU cores.\n\n"
-        f"{tables.markdown(columns, rows)}"
+        f"{tables.markdown(columns, (row[: len(columns)] for row in rows))}"
     )
 
 
 def _ratio(number: float) -> str:
     """Two digits at least, also where a candidate takes a hundredth of the time."""
     return f"{number:.2f}" if number >= 0.1 else f"{number:.2g}"
-
-
-def _mebibytes(row: dict) -> str:
-    found = [f"{row[each]:.0f}" for each in row if each.endswith("mebibytes")]
-    return ", ".join(found)

@@ -12,11 +12,7 @@ import numpy as np
 
 
 def ratios_to_first(
-    steps: Mapping[str, Callable[[], Any]],
-    rounds: int = 15,
-    warm_up: int = 2,
-    calls_per_round: int = 1,
-    clock: str = "perf_counter",
+    steps: Mapping[str, Callable[[], Any]], rounds: int = 15, **options: Any
 ) -> dict[str, dict[str, Any]]:
     """Relates times of callables, each of which waits for its result, to the first's.
 
@@ -24,7 +20,7 @@ def ratios_to_first(
 
     The rounds are interleaved, and the first ones, which trace and compile, do not count.
     """
-    relative = _relative([*steps.values()], rounds, warm_up, calls_per_round, clock)
+    relative = _relative([*steps.values()], rounds, **options)
     resampled = np.random.default_rng(0).integers(0, rounds, size=(1000, rounds))
     medians = np.median(relative[resampled], axis=1)
     low, high = np.percentile(medians, [2.5, 97.5], axis=0)

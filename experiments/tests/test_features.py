@@ -11,13 +11,13 @@ from pictures import attention_of, drawn, offsets, small_model
 
 import nsl_keras
 from experiments.common.data import Split
-from experiments.common.pictures import BLUE, ORANGE, of_adaptation
+from experiments.common.pictures import of_adaptation
 from experiments.image_classification.features import (
     plot_feature_map,
     plot_prototype_cosines,
     rising_share,
 )
-from experiments.image_classification.pictures import plot_subcategories
+from experiments.image_classification.pictures import BLUE, ORANGE, plot_subcategories
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(40, 6)).astype("float32")

