@@ -188,9 +188,7 @@ def height_and_width(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
     return tuple(shape[1:] if channels_first else shape[:-1])
 
 
-def check_images(
-    input_shape: tuple[int | None, ...], least: int, any_size: bool = False
-) -> None:
+def check_images(input_shape: Any, least: int, any_size: bool = False) -> None:
     """Raises for images that are too small to pool."""
     sizes = height_and_width(input_shape)
     large = len(sizes) == 2 and all(any_size if s is None else s >= least for s in sizes)

@@ -14,6 +14,7 @@ import keras
 
 from nsl_keras import nesting, validation
 from nsl_keras.backend.built_layers import keep_path
+from nsl_keras.nesting import parts_of
 
 
 def copied(model: Any) -> Any:
@@ -23,9 +24,9 @@ def copied(model: Any) -> Any:
     similarities inside layers whose configs do not contain them, which the file would lose.
     """
     validation.built(model, "copy")
-    inside = [part for part in _parts(model) if getattr(part, "is_inside", False)]
-    hidden = [each for part in inside for each in _parts(part.bilinear_form)]
-    parts = [part for part in _parts(model) if part not in hidden]
+    inside = [part for part in parts_of(model) if getattr(part, "is_inside", False)]
+    hidden = [each for part in inside for each in parts_of(part.bilinear_form)]
+    parts = [part for part in parts_of(model) if part not in hidden]
     try:
         with contextlib.ExitStack() as stack:
             for part in inside:
@@ -38,11 +39,12 @@ def copied(model: Any) -> Any:
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             keras.saving.save_model(model, path)
             copy = keras.saving.load_model(path, known, compile=False, safe_mode=False)
-        for part, new in zip(parts, _parts(copy), strict=True):
+        for part, new in zip(parts, parts_of(copy), strict=True):
             if part in inside:
                 part.turn_copy(new)
         # Flags of layers before those of variables, which layers pass on.
-        pairs = [*_paired_parts(model, copy), *paired_variables(model, copy)]
+        both = zip(parts_of(model), parts_of(copy), strict=True)
+        pairs = [*both, *paired_variables(model, copy)]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
             "`model` must be one that Keras can save and load, or be changed in place, if "
@@ -62,7 +64,8 @@ def paired_variables(model: Any, copy: Any) -> list[tuple[Any, Any]]:
     ones, but loading puts them first.
     """
     partners: dict[int, Any] = {}
-    for part, new in reversed(_paired_parts(model, copy)):  # From the inside.
+    both = zip(parts_of(model), parts_of(copy), strict=True)
+    for part, new in reversed([*both]):  # From the inside.
         taken = {id(each) for each in partners.values()}
         left = [each for each in new.variables if id(each) not in taken]
         own = [each for each in part.variables if id(each) not in partners]
@@ -75,14 +78,6 @@ def paired_variables(model: Any, copy: Any) -> list[tuple[Any, Any]]:
     return [(variable, partners[id(variable)]) for variable in model.variables]
 
 
-def _paired_parts(model: Any, copy: Any) -> list[tuple[Any, Any]]:
-    return [*zip(_parts(model), _parts(copy), strict=True)]
-
-
-def _parts(model: Any) -> list[Any]:
-    return [model, *nesting.sublayers(model)]
-
-
 @contextlib.contextmanager
 def registered(model: Any) -> Iterator[dict[str, Any]]:
     """Yields classes and functions of a model that Keras would not find, by name.
@@ -90,7 +85,7 @@ def registered(model: Any) -> Iterator[dict[str, Any]]:
     In the context every function has a unique name, because Keras finds functions by name
     and would copy the code of a lambda.
     """
-    parts = _parts(model)
+    parts = parts_of(model)
     held = [each for part in parts for value in vars(part).values() for each in _in(value)]
     kinds = {type(each) for each in (*parts, *held) if hasattr(each, "get_config")}
     # Keras's own classes are left out: an operation may have the same name.

@@ -148,12 +148,25 @@ def ending(model: keras.Model) -> tuple[Any, list[Any]]:
         if is_graph(operation) and operation.weights:
             last, inside = ending(operation)
             return last, [*after, *inside]
-        if getattr(operation, "weights", ()):
-            return operation, after
+        if getattr(operation, "weights", ()) and not hasattr(operation, "class_names"):
+            return operation, after  # Not the temperature of an adapted model.
         after.append(operation)
         if len(tree.flatten(operation.input)) != 1:
             break
     return None, after
+
+
+def classifier_of(model: keras.Model) -> Layer:
+    """Returns the last layer with weights of a functional or Sequential model."""
+    layer = ending(model)[0] if is_graph(model) else None
+    if layer is None or isinstance(layer, keras.Model):
+        weighted = [each.name for each in model.layers if each.weights]
+        raise ValueError(
+            "`model` must be functional or Sequential and end in one layer with weights, "
+            "its classifier; or select variables by their names. Received: model "
+            f"{model.name!r} of the layers {weighted}"
+        )
+    return layer
 
 
 def activation_of(layer: Any) -> Any:

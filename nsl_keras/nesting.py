@@ -38,6 +38,11 @@ def values_in(layer: Layer) -> Iterator[Any]:
             yield value
 
 
+def parts_of(layer: Layer) -> list[Layer]:
+    """Returns a layer and its `sublayers`."""
+    return [layer, *sublayers(layer)]
+
+
 class KeepsFrozen(keras.layers.Layer):
     """Private mixin of layers that make sublayers: saves which of them are frozen.
 
@@ -67,7 +72,7 @@ def set_flags(flags: Iterable[tuple[Any, bool]]) -> None:
 def unfreeze_holders(model: Layer, held: Iterable[Layer]) -> None:
     """Unfreezes only what contains some layers, and would freeze them when loaded."""
     found = {*held}
-    parts = [model, *sublayers(model)]
+    parts = parts_of(model)
     holders = [each for each in parts if not found.isdisjoint(sublayers(each))]
     flags = [(each, each.trainable or each in holders) for each in parts]
     set_flags([*flags, *((each, each.trainable) for each in model.variables)])
@@ -102,12 +107,12 @@ def unfreeze(model: Layer) -> None:
     >>> len(model.trainable_variables) > 4
     True
     """
-    for part in (model, *sublayers(model)):
+    for part in parts_of(model):
         if hasattr(part, "kernel_trainable"):
             part.kernel_trainable = True
         part.trainable = False  # Setting a flag to its present value reaches no variables.
         part.trainable = True
-    for part in (model, *sublayers(model)):
+    for part in parts_of(model):
         if getattr(part, "lora_enabled", False):
             # Keras freezes the variable that `lora_<name>_a` belongs to.
             names = {each.name for each in part.variables}
@@ -119,7 +124,7 @@ def unfreeze(model: Layer) -> None:
 @contextlib.contextmanager
 def unfrozen(layer: Layer) -> Iterator[None]:
     """Makes all weights except moving statistics trainable; restores all flags after."""
-    parts = [layer, *sublayers(layer)]
+    parts = parts_of(layer)
     flags = [(each, each.trainable) for each in (*parts, *layer.variables)]
     # First off, because setting a flag to its present value does not reach the variables.
     for value in (False, True):
@@ -134,7 +139,7 @@ def unfrozen(layer: Layer) -> Iterator[None]:
 
 def forget_functions(model: Any) -> None:
     """Drops what a model, and the models inside it, compiled for their former layers."""
-    for part in (model, *sublayers(model)):
+    for part in parts_of(model):
         if isinstance(part, keras.Model):
             part.train_function = part.test_function = part.predict_function = None
         if hasattr(part, "forget_graphs"):

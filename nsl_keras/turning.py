@@ -37,6 +37,11 @@ class Foldable(keras.layers.Layer):
     #: The attributes that the plain layer does not have.
     own_attributes: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the layer computes as the plain one does, and is of no derived class."""
+        return "plain" in vars(type(self))
+
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         """Returns variables that differ in the plain layer, with their values there."""
         return []
@@ -48,10 +53,11 @@ class Foldable(keras.layers.Layer):
             ValueError: If the layer is not built, or has no plain equivalent: derived
                 classes have none, because they may compute something else.
         """
-        exact = "plain" in vars(type(self))
-        demand = f"called on a layer that computes as {self.plain.__name__} does"
-        validation.require(exact, "fold", demand, type(self).__name__)
-        self.folded_variables()  # Raises without a plain equivalent.
+        if not self.is_exact:
+            raise ValueError(
+                f"`fold` needs a layer that computes as a {self.plain.__name__} does, and "
+                f"derived classes may not. Received: a {type(self).__name__}"
+            )
         validation.built(self, "fold")
         copy: Any = copied(self)
         copy.turn_back()

@@ -28,7 +28,7 @@ from helpers import (
 
 from nsl_keras import graphs, nesting
 from nsl_keras.convert import add_similarity, fold
-from nsl_keras.similarity.neural_similarity import similarities_of
+from nsl_keras.similarity.neural_similarity import forms_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,7 +259,7 @@ def stack(*parts, shape=IMAGES.shape[1:]):
 
 def converted(model):
     """Names of the layers with a similarity."""
-    return [layer.name for layer in graphs.layers(model) if similarities_of(layer)]
+    return [layer.name for layer in graphs.layers(model) if forms_in(layer)]
 
 
 def trainable_names(model):

@@ -105,7 +105,8 @@ class Adapting:
         head = None
         if self.classifies:
             labels, names = _numbered(labels, class_names, len(examples))
-            head = ClassLogits(names)
+            are_numbers = isinstance(names[0], int)
+            head = ClassLogits([*map(str, names)], labels=names if are_numbers else None)
         self._build_for(examples.shape[1:], labels.shape[1:])
         if head and self.ways_are_fixed:
             demand = f"labels of {self.ways} classes, the `ways` of the learner"
@@ -174,8 +175,8 @@ def _temperature(learner: Any, examples: Any, labels: np.ndarray) -> float:
 
 def _numbered(
     labels: Any, class_names: Sequence[str] | None, examples: int
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns labels from 0 on, and the names of the classes."""
+) -> tuple[np.ndarray, list[Any]]:
+    """Returns labels from 0 on, and the names or numbers of the classes."""
     labels = as_classes(labels, "y")
     validation.one_per_example(labels, examples, "y")
     found = np.unique(labels).tolist()
@@ -190,4 +191,4 @@ def _numbered(
     validation.require(fits, "y", demand, found)
     places = {label: place for place, label in enumerate(classes)}
     numbers = np.array([places[label] for label in labels.tolist()], "int32")
-    return numbers, tuple(map(str, names))
+    return numbers, names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from nsl_keras import validation
 from nsl_keras.backend import Tensor, at_least_float32
 from nsl_keras.few_shot.calibration import fitted_temperature
 from nsl_keras.few_shot.episodes import as_classes
-from nsl_keras.training.data import gather, is_in_memory, map_arrays, with_text
+from nsl_keras.training.data import as_inputs, gather
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -26,6 +27,7 @@ class ClassLogits(keras.layers.Layer):
     Args:
         class_names: Names of the classes, in the order of the logits.
         temperature: float above 0.
+        labels: The numbers that stand for the classes in data; `None` counts from 0.
         **kwargs: Arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -53,10 +55,14 @@ class ClassLogits(keras.layers.Layer):
     """
 
     def __init__(
-        self, class_names: Sequence[str], temperature: float = 1.0, **kwargs: Any
+        self,
+        class_names: Sequence[str],
+        temperature: float = 1.0,
+        labels: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)
-        self.class_names = tuple(class_names)
+        self.class_names, self.labels = tuple(class_names), labels
         temperature = validation.positive_number(temperature, "temperature")
         start = keras.initializers.Constant(temperature)
         options: dict[str, Any] = {"trainable": False, "autocast": False}
@@ -90,6 +96,7 @@ class ClassLogits(keras.layers.Layer):
             **super().get_config(),
             "class_names": [*self.class_names],
             "temperature": self.temperature,
+            "labels": self.labels,
         }
 
 
@@ -97,16 +104,8 @@ class NamesClasses(keras.Model):
     """Private mixin of models whose attribute `classes` is a `ClassLogits`."""
 
     classes: Any
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits."""
-        return self.classes.class_names
-
-    @property
-    def temperature(self) -> float:
-        """The number by which logits are divided."""
-        return self.classes.temperature
+    class_names = property(attrgetter("classes.class_names"))
+    temperature = property(attrgetter("classes.temperature"))
 
     def calibrate(self, x: Any, y: Any = None) -> None:
         """Fits the temperature to labeled examples, or sets it to a number.
@@ -118,8 +117,9 @@ class NamesClasses(keras.Model):
         Args:
             x: Held-out examples as for `predict`, or a data set of batches `(examples,
                 labels)`; or the temperature itself, a float above 0.
-            y: Array of labels as `adapt` takes them, or numbers that count `class_names`
-                from 0 unless these are numbers. `None` if `x` is a data set or temperature.
+            y: Array of labels: names, or the numbers that `adapt` was given, which count
+                the names from 0 if it was given names. `None` if `x` is a data set or a
+                temperature.
 
         Raises:
             ValueError: If a label is no class, logits are not finite, or the temperature is
@@ -141,14 +141,13 @@ class NamesClasses(keras.Model):
         if np.isscalar(x):
             return self.classes.calibrate(x)
         x, y = gather(x, y)
-        labels, names = as_classes(y, "y"), np.array(self.class_names)
-        if all(each.isdecimal() for each in self.class_names):  # `adapt` got numbers.
-            labels = labels.astype(str)
-        classes = names if labels.dtype.kind == "U" else np.arange(len(names))
+        labels, names = as_classes(y, "y"), self.class_names
+        numbers = self.classes.labels or range(len(names))
+        classes = np.array(names if labels.dtype.kind == "U" else numbers)
         matches = labels[:, None] == classes
-        demand = f"names in {self.class_names}, or numbers that count other names from 0"
+        demand = f"names in {names}, or numbers in {[*numbers]}"
         validation.require(matches.any(axis=1).all(), "y", demand, np.unique(labels))
-        logits = self.temperature * self.predict(map_arrays(with_text, x), verbose=0)
+        logits = self.temperature * self.predict(as_inputs(x), verbose=0)
         validation.one_per_example(labels, len(logits), "y")
         self.classes.calibrate(fitted_temperature(logits, matches.argmax(axis=1)))
 
@@ -174,8 +173,7 @@ class NamesClasses(keras.Model):
         >>> model.classify(images)["class"].tolist()
         ['owl', 'elk']
         """
-        x = map_arrays(with_text, x) if is_in_memory(x) else x
-        logits = self.predict(x, **{"verbose": 0, **options})
+        logits = self.predict(as_inputs(x), **{"verbose": 0, **options})
         found = named_classes(logits, self.class_names, np.take)
         return {name: ops.convert_to_numpy(each) for name, each in found.items()}
 
@@ -190,6 +188,4 @@ def named_classes(logits: Any, names: Any, take: Callable[..., Any]) -> dict[str
 class AdaptedModel(NamesClasses, keras.Sequential):
     """What `adapt` returns: a network, and the `ClassLogits` of new classes."""
 
-    @property
-    def classes(self) -> Any:
-        return self.layers[-1]
+    classes = property(lambda self: self.layers[-1])

@@ -15,7 +15,7 @@ from nsl_keras.backend import Tensor, variable_scope, wide_dtype
 from nsl_keras.few_shot.adapted_model import Adapting
 from nsl_keras.few_shot.functional import POLICIES
 from nsl_keras.training.checks import CheckedModel
-from nsl_keras.training.data import is_in_memory, map_arrays, with_text
+from nsl_keras.training.data import as_inputs
 
 
 class EpisodicLearner(Adapting, CheckedModel):
@@ -64,8 +64,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         }
 
     def _checked(self, x: Any, y: Any = None) -> Any:
-        x = super()._checked(x, y)
-        return map_arrays(with_text, x) if is_in_memory(x) else x
+        return as_inputs(super()._checked(x, y))
 
     @functools.wraps(keras.Model.predict)
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -221,7 +221,7 @@ def copy_with_classifier(model: keras.Model, ways: int) -> tuple[keras.Model, An
     sources = {id(new): own for own, new in paired_variables(model, copy)}
     for layer in graphs.layers(copy):
         turn_batch_norm(layer)
-    trained = functional.classifier_of(copy)
+    trained = graphs.classifier_of(copy)
     classifier = _new_classifier(copy, trained, ways)
     outputs = classifier(trained.input)
     for layer in reversed(graphs.ending(copy)[1]):

@@ -16,7 +16,7 @@ from keras import ops
 from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32, gradients_of
 from nsl_keras.normalization import BatchNormalization, normalizing_by_batch
-from nsl_keras.similarity.neural_similarity import similarities_of
+from nsl_keras.similarity.neural_similarity import forms_in
 
 Selection: TypeAlias = str | Collection[str] | Sequence[int]
 
@@ -53,27 +53,14 @@ def _named(model: keras.Model, part: Any) -> list[Any]:
     if part == "all":
         return model.variables
     if part == "classifier":
-        return classifier_of(model).variables
+        return graphs.classifier_of(model).variables
     if part == "similarity":
         layers = nesting.sublayers(model)
         return [getattr(each, "similarity_parameters", None) for each in layers]
     if part == "predictor":
-        networks = [form.network for form in similarities_of(model) if form.network]
+        networks = [form.network for form in forms_in(model) if form.network]
         return [each for network in networks for each in network.variables]
     return [each for each in model.variables if part in (each.name, each.path)]
-
-
-def classifier_of(model: keras.Model) -> keras.layers.Layer:
-    """Returns the last layer with weights of a functional or Sequential model."""
-    layer = graphs.ending(model)[0] if graphs.is_graph(model) else None
-    if layer is None or isinstance(layer, keras.Model):
-        weighted = [each.name for each in model.layers if each.weights]
-        raise ValueError(
-            "`model` must be functional or Sequential and end in one layer with weights, "
-            "its classifier; or select variables by their names. Received: model "
-            f"{model.name!r} of the layers {weighted}"
-        )
-    return layer
 
 
 def batch_norms(model: Any) -> list[Any]:

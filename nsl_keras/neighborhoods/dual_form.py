@@ -52,7 +52,7 @@ _ACTIVATIONS = (layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU)
 
 def layers_of(head: Any) -> list[Any]:
     """Returns the layers of a stack, or the head as the only one."""
-    return head.layers if isinstance(head, keras.Sequential) else [head]
+    return head.layers if type(head) is keras.Sequential else [head]
 
 
 def stages_of(head: layers.Layer) -> list[DenseStage]:

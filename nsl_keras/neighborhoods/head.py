@@ -223,6 +223,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             return  # New rates would replace learned ones.
         features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
+        self._finetuning = self._made_inner_loop()  # Of the head as it is now.
         if not self.head.built:
             self.head.build((None, features))
         outputs = self.head.compute_output_shape((None, features))
@@ -381,7 +382,7 @@ def _require_plain_layers(head: keras.layers.Layer) -> None:
         "of layers with plain kernels, without LoRA or quantization, and without activity "
         "regularizers, since it is finetuned for each example; the backbone may have them"
     )
-    for layer in (head, *nesting.sublayers(head)):
+    for layer in nesting.parts_of(head):
         is_plain = getattr(layer, "activity_regularizer", None) is None
         is_plain = is_plain and nesting.has_plain_kernel(layer)
         validation.require(is_plain, "head", demand, layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -87,6 +88,8 @@ class MetaNeighborhoodModel(CheckedModel):
         code. The paper uses 1,000 entries for regression, 5,000 and 10,000 for images.
     """
 
+    #: What conversions change: not the head, which is finetuned.
+    converted_part = property(attrgetter("backbone"))
     test_function: Any
     predict_function: Any
 
@@ -113,11 +116,6 @@ class MetaNeighborhoodModel(CheckedModel):
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
-
-    @property
-    def converted_part(self) -> keras.layers.Layer | None:
-        """What conversions change: the backbone, but not the head, which is finetuned."""
-        return self.backbone
 
     @property
     def head(self) -> keras.layers.Layer:

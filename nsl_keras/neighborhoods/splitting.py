@@ -9,7 +9,7 @@ import keras
 from nsl_keras import graphs, validation
 from nsl_keras.copying import copied
 from nsl_keras.neighborhoods.cosine import CosineDense
-from nsl_keras.nesting import sublayers
+from nsl_keras.nesting import parts_of
 
 
 def split_classifier(
@@ -44,7 +44,7 @@ def split_classifier(
     for each in ends:
         options = {"name": f"instead_of_{each.name}", "dtype": each.dtype_policy}
         flat[id(each)] = keras.layers.Flatten(**options)
-    holding = [each for each in (copy, *sublayers(copy)) if graphs.is_graph(each)]
+    holding = [each for each in parts_of(copy) if graphs.is_graph(each)]
     reached = [each.outputs[0] for each in holding] + [each.input for each in after]
     # A layer's `output` is that of its first call. Sequential models call a layer once.
     is_last = any(each is last.output for each in reached) or any(

@@ -62,8 +62,9 @@ def add_similarity(
             `MetaNeighborhoodModel`, the backbone is converted.
         similarity: As in `nsl_keras.layers.NeuralSimilarityConv2D`.
         predictor: As in `nsl_keras.layers.NeuralSimilarityConv2D`. A
-            `SharedSimilarityPredictor` must be new and needs kernels of the same size;
-            other recipes make one network per layer.
+            `SharedSimilarityPredictor`, of which the model gets a new one of the same
+            arguments, needs kernels of the same size; other recipes make one network per
+            layer.
         layers: Which layers to convert: a collection of names or paths of layers, or of
             layers that contain them; a regular expression to search for in the path of a
             layer, for example `"attention.*query"`; or a function from a layer to a bool.
@@ -89,8 +90,7 @@ def add_similarity(
 
     Raises:
         ValueError: If `model` is not built, if `layers` chooses none or names a layer that
-            cannot be converted, if `predictor` is in use, or if an argument does not fit a
-            layer.
+            cannot be converted, or if an argument does not fit a layer.
 
     Example:
 
@@ -105,10 +105,7 @@ def add_similarity(
         `"orthogonal"`, this is Orthogonal Finetuning (Qiu et al., NeurIPS 2023).
     """
     similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-    is_new = getattr(predictor, "shared_network", None) is None
-    demand = "a new `SharedSimilarityPredictor`, which no layer uses"
-    validation.require(is_new, "predictor", demand, predictor)
-    if hasattr(predictor, "shared_network"):  # The given one stays new if an error follows.
+    if hasattr(predictor, "shared_network"):  # Perhaps in use, or an error follows.
         predictor = predictor.from_config(predictor.get_config())
     validation.boolean(freeze_backbone, "freeze_backbone")
     validation.boolean(train_classifier, "train_classifier")
@@ -130,7 +127,7 @@ def add_similarity(
     fits = not any(are_inside) or not isinstance(predictor, keras.layers.Layer)
     demand = "None or a recipe for layers that other layers hold"
     validation.require(fits, "predictor", demand, predictor)
-    free = [_classifier(root)] if train_classifier else []
+    free = [graphs.classifier_of(root)] if train_classifier else []
     flags = [(each, each.trainable) for each in (root, *found, *root.variables)]
     if freeze_backbone:
         for part in (root, *found):
@@ -164,7 +161,7 @@ def _chosen(
     layers: Any,
     block_size: int | None,
 ) -> list[Any]:
-    ours = [each for each in found if is_ours(each)]
+    ours = [each for each in found if is_ours(each) and not graphs.is_graph(each)]
     inside = {id(part) for each in ours for part in nesting.sublayers(each)}
     suited = [
         layer
@@ -177,7 +174,9 @@ def _chosen(
     if layers is None:
         chosen = [each for each in suited if _taps(each) > 1 and block_size is None]
         if not any(map(_overlaps, chosen)):  # As the patches of a vision transformer.
-            chosen = _inner_dense(model, suited) or chosen
+            end = graphs.ending(model)[0] if graphs.is_graph(model) else None
+            dense = [each for each in suited if not hasattr(each, "kernel_size")]
+            chosen = [each for each in dense if each is not end] or chosen
     elif isinstance(layers, str):
         chosen = [each for each in suited if re.search(layers, each.path)]
     elif callable(layers):
@@ -193,20 +192,10 @@ def _chosen(
         raise ValueError(
             "`layers` must choose one or more layers of the types "
             f"{', '.join(each.__name__ for each in WITH_SIMILARITY)} that the similarity "
-            f"suits: {', '.join(map(repr, paths)) or 'there are none'}. Received: "
-            f"layers={layers!r}, and model {model.name!r}"
+            f"suits, without one yet: {', '.join(map(repr, paths)) or 'there are none'}. "
+            f"Received: layers={layers!r}, and model {model.name!r}"
         )
     return chosen
-
-
-def _classifier(model: Any) -> Any:
-    """Returns the layer whose trainable weights come last."""
-    trained = model.trainable_variables
-    demand = "False for a model without trainable weights"
-    validation.require(trained, "train_classifier", demand, True)
-    parts = nesting.sublayers(model)
-    holding = [each for each in parts if any(v is trained[-1] for v in each.variables)]
-    return min(holding, key=lambda each: len([*nesting.sublayers(each)]))  # The innermost.
 
 
 def _taps(layer: Any) -> int:
@@ -217,14 +206,6 @@ def _overlaps(layer: Any) -> bool:
     """Whether the kernel of a convolution reads parts of the input more than once."""
     pairs = zip(layer.strides, layer.kernel_size, strict=True)
     return any(stride < size for stride, size in pairs)
-
-
-def _inner_dense(model: Any, suited: list[Any]) -> list[Any]:
-    """Returns the layers that read features, except the one whose weights come last."""
-    found = [each for each in suited if not hasattr(each, "kernel_size")]
-    places = {id(variable): place for place, variable in enumerate(model.variables)}
-    last = max(found, key=lambda each: places[id(each.variables[0])], default=None)
-    return [each for each in found if each is not last]
 
 
 def _block_size(layer: Any, predictor: Any, block_size: int | None) -> int | None:

@@ -137,7 +137,7 @@ class NeuralSimilarityConv3D(ConvolutionSimilarity, keras.layers.Conv3D):
 class DepthwiseForm(DynamicForm):
     """A dynamic `M(x)` of a depthwise convolution."""
 
-    def apply_kernel(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         *_, channels, multiplier = kernel.shape
         weighted = [
             tap

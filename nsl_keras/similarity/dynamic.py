@@ -38,11 +38,10 @@ class DynamicForm(BilinearForm):
         is_plain = similarity.shared_by == "layer" and similarity.constraint is None
         fits = at_identity and is_plain and not similarity.static_only
         demand = (
-            "with a predictor neither `static_only` nor with an `initializer`, "
-            "`constraint` or `shared_by` of its own"
+            "one that can be predicted, without an `initializer`, `constraint` or "
+            "`shared_by` of its own, if a `predictor` is given"
         )
-        given = f"{type(similarity).__name__} with {similarity.get_config()}"
-        validation.require(fits, "similarity", demand, given)
+        validation.require(fits, "similarity", demand, type(similarity).__name__)
 
     def build(
         self,
@@ -78,7 +77,7 @@ class DynamicForm(BilinearForm):
         self.block = 1
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         if isinstance(self.predictor, recipes):
-            self.network = self.predictor.network(context)
+            self.network = self.predictor.make_network(context)
             recipe = getattr(self.predictor, "predictor", self.predictor)  # Shared or not.
             self.residual = recipe.residual
             received = tuple(self.network.compute_output_shape(input_shape))
@@ -108,9 +107,9 @@ class DynamicForm(BilinearForm):
             # float32.
             size = math.prod(ops.shape(inputs)[1:]) * self.taps
             shared, entries = [at_least_float32(kernel)], [parameters, inputs]
-            outputs = map_chunks(self.apply_kernel, shared, entries, size)
+            outputs = map_chunks(self.product, shared, entries, size)
         else:
-            outputs = self.apply_kernel(kernel, parameters, inputs)
+            outputs = self.product(kernel, parameters, inputs)
         return ops.moveaxis(outputs, -1, self.channel_axis)
 
     def predicted(
@@ -152,15 +151,19 @@ class DynamicForm(BilinearForm):
 
     def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
         """Returns parameters for every position from those for every block of positions."""
+        predicted = ops.shape(parameters)[1 : 1 + len(positions)]
+        blocks = [-(-size // self.block) for size in positions]
+        both = zip(predicted, blocks, strict=True)
+        pairs = [each for each in both if all(isinstance(size, int) for size in each)]
+        are_one = self.block == 1 and all(place == 1 for place, _ in pairs)
+        fits = are_one or all(place == due for place, due in pairs)
+        demand = f"at each position, or block of `downsampling`, of {tuple(positions)}"
+        validation.require(fits, "predictions", demand, tuple(predicted))
         if self.block == 1:
             return parameters
         for axis, size in enumerate(positions, start=1):
             shape = list(ops.shape(parameters))
             known = isinstance(shape[axis], int) and isinstance(size, int)
-            if known:
-                blocks, predicted = -(-size // self.block), shape[axis]
-                demand = f"one for each block of `downsampling`: {blocks} along {size}"
-                validation.require(predicted == blocks, "predictions", demand, predicted)
             shape[axis] *= self.block
             # Not `ops.repeat`, which is slower on a CPU.
             each = ops.expand_dims(parameters, axis + 1)
@@ -178,7 +181,7 @@ class DynamicForm(BilinearForm):
         parameters = self.at_positions(parameters, ops.shape(patches[0])[1:-1])
         return self.similarity.apply_to_windows(parameters, patches)
 
-    def apply_kernel(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
+    def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Returns `sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`, with channels last."""
         weighted = self.weighted(parameters, inputs)
         weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), inputs.dtype)

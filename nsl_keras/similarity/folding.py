@@ -6,8 +6,8 @@ import keras
 
 from nsl_keras import graphs, validation
 from nsl_keras.copying import copied
-from nsl_keras.nesting import forget_functions, sublayers
-from nsl_keras.similarity.neural_similarity import similarities_of
+from nsl_keras.nesting import forget_functions, parts_of, sublayers
+from nsl_keras.similarity.neural_similarity import forms_in
 from nsl_keras.turning import Foldable
 
 
@@ -57,7 +57,7 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     validation.require(not found, "model", demand, "; ".join(found))
     folded = model if inplace else copied(model)
     for part in [*sublayers(graphs.root_of(folded))]:
-        if "plain" in vars(type(part)):
+        if getattr(part, "is_exact", False):
             part.turn_back()
     forget_functions(folded)
     return folded
@@ -65,16 +65,16 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
 
 def is_foldable(layer: keras.layers.Layer) -> bool:
     """Whether `fold` accepts each similarity in a layer."""
-    return not any(map(_obstacle, (layer, *sublayers(layer))))
+    return not any(map(_obstacle, parts_of(layer)))
 
 
 def _obstacle(layer: keras.layers.Layer) -> str:
     """Returns what keeps a layer with a similarity from folding, or an empty string."""
-    forms = similarities_of(layer) if isinstance(layer, Foldable) else []
+    forms = forms_in(layer) if isinstance(layer, Foldable) else []
     obstacles = {
         "a dynamic": any(form.predictor is not None for form in forms),
         "a quantized": getattr(layer, "quantization_mode", None) is not None,
-        "a derived": "plain" not in vars(type(layer)),
+        "a derived": not getattr(layer, "is_exact", True),
     }
     found = [name for name, holds in obstacles.items() if forms and holds]
     return f"{layer.name!r}, {found[0]} {type(layer).__name__}" if found else ""

@@ -85,7 +85,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
             # would contain two copies.
             live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
             forms = predictors.forms_of[self.predictor]
-            live.layers = len(forms) // len(similarities_of(self))
+            live.layers = len(forms) // len(forms_in(self))
         return {
             **super().get_config(),
             "similarity": serialize(self.similarity),
@@ -158,10 +158,12 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         self.bilinear_form.require("static", "equivalent_kernel")
         kernel, axes = ops.convert_to_tensor(self.kernel), self.feature_axes
         if axes is None:
-            return self.bilinear_form(kernel)
+            return self.bilinear_form.equivalent(kernel)
         order = [*axes, *(axis for axis in range(len(kernel.shape)) if axis not in axes)]
         moved = ops.transpose(kernel, order)
-        rows = self.bilinear_form(ops.reshape(moved, (self.bilinear_form.features, -1)))
+        rows = self.bilinear_form.equivalent(
+            ops.reshape(moved, (self.bilinear_form.features, -1))
+        )
         return ops.transpose(ops.reshape(rows, moved.shape), np.argsort(order).tolist())
 
     @property
@@ -266,6 +268,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             )
 
 
-def similarities_of(layer: keras.layers.Layer) -> list[BilinearForm]:
+def forms_in(layer: keras.layers.Layer) -> list[BilinearForm]:
     """Returns the `M` of each kernel in a layer, including its cells."""
     return [each for each in nesting.sublayers(layer) if isinstance(each, BilinearForm)]

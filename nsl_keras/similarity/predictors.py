@@ -213,7 +213,7 @@ class SimilarityPredictor:
         demand = "True, False, None, or a dictionary of arguments"
         validation.require(fits, "batch_normalization", demand, norms)
 
-    def network(self, context: LayerContext) -> keras.Sequential:
+    def make_network(self, context: LayerContext) -> keras.Sequential:
         """Returns a new network for a layer, built."""
         fits = context.rank or not (self.pooled or self.output_kernel_size)
         demand = "without `pooled` and `output_kernel_size`, except in convolutions"

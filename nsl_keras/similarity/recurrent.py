@@ -23,7 +23,7 @@ from nsl_keras.turning import Foldable
 
 
 class SimilarityCell(WithSimilarity):
-    """Private mixin: gives `M_x x` and `M_h h` to the Keras cell behind it."""
+    """Private mixin: gives `M_x x` and `M_h h` to the Keras cell it precedes."""
 
     dynamic_form = VectorForm
     own_attributes = ("input_form", "state_form")
@@ -35,11 +35,10 @@ class SimilarityCell(WithSimilarity):
         is_plain = predictor is None or similarity.regularizer is None
         fits = is_plain and similarity.shared_by == "layer" and not similarity.learn_shape
         demand = (
-            "without `shared_by`, `learn_shape` and, if predicted, `regularizer` in a "
+            "one without `shared_by`, `learn_shape` and, if predicted, `regularizer` in a "
             "recurrent cell"
         )
-        given = similarity.shared_by, similarity.learn_shape, similarity.regularizer
-        validation.require(fits, "similarity", demand, given)
+        validation.require(fits, "similarity", demand, type(similarity).__name__)
         if isinstance(predictor, predictors.SimilarityPredictor):
             # A cell is called once per time step: batch norms would mix the statistics of
             # all steps, and update their moving averages inside a loop.
@@ -69,7 +68,7 @@ class SimilarityCell(WithSimilarity):
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.input_form.require("static", "fold")
         return [
-            (kernel, form(ops.convert_to_tensor(kernel)))
+            (kernel, form.equivalent(ops.convert_to_tensor(kernel)))
             for form, kernel in self.forms_and_kernels()
         ]
 
@@ -239,7 +238,13 @@ class SimilarityRecurrent(nesting.KeepsFrozen, Foldable, keras.layers.RNN):
     """Private: Keras's recurrent layer around one of the cells above."""
 
     cell_type: type[SimilarityCell]
+    similarity = property(attrgetter("cell.similarity"))
+    predictor = property(attrgetter("cell.predictor"))
+    block_size = property(attrgetter("cell.block_size"))
     units = property(attrgetter("cell.units"))
+    use_bias = property(attrgetter("cell.use_bias"))
+    dropout = property(attrgetter("cell.dropout"))
+    recurrent_dropout = property(attrgetter("cell.recurrent_dropout"))
     activation = property(attrgetter("cell.activation"))
     recurrent_activation = property(attrgetter("cell.recurrent_activation"))
 

@@ -85,7 +85,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         # Hidden from Keras and from walks: they belong to the layers, which save them.
         self._hidden = types.SimpleNamespace(adaptations={})
 
-    def network(self, context: predictors.LayerContext) -> keras.Sequential:
+    def make_network(self, context: predictors.LayerContext) -> keras.Sequential:
         """Returns the adaptation of a layer, followed by the shared network."""
         demand = "given to convolutions if it is shared"
         validation.require(context.rank > 0, "predictor", demand, self.name)
@@ -110,7 +110,7 @@ class SharedSimilarityPredictor(keras.layers.Layer):
                 downsampling=self.predictor.block_side(adapted),
             )
             self._shared = padding, kernel_size
-            self.shared_network = self.predictor.network(adapted)
+            self.shared_network = self.predictor.make_network(adapted)
             nesting.pass_on_frozen(self)
         fits = (padding, kernel_size) == self._shared
         demand = "given to layers with the same kernel size, all causal or none"

@@ -90,7 +90,7 @@ class StaticForm(BilinearForm):
     def _penalty(self, _: Tensor) -> Tensor:
         return self.similarity.regularizer(self.similarity_matrix)
 
-    def call(self, kernel: Tensor) -> Tensor:
+    def equivalent(self, kernel: Tensor) -> Tensor:
         """Returns the equivalent kernel `M^T D W`, in the shape of the kernel `W`."""
         blocks = ops.reshape(self.with_shape(kernel), self._blocks)
         blocks = ops.transpose(blocks, self._order)

@@ -11,7 +11,7 @@ import keras
 
 from nsl_keras import graphs
 from nsl_keras.similarity.folding import is_foldable
-from nsl_keras.similarity.neural_similarity import similarities_of
+from nsl_keras.similarity.neural_similarity import forms_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def summary(model: keras.Model) -> ModelSummary:
     """
     root = graphs.root_of(model)
     layers = graphs.layers(root) or root.layers
-    rows = [_row(each, [each]) for each in layers if similarities_of(each)]
+    rows = [_row(each, [each]) for each in layers if forms_in(each)]
     if root is not model:  # A `MetaNeighborhoodModel`.
         rows += [_row(each, []) for each in (model.head, model.dictionary)]
     return ModelSummary(
@@ -100,7 +100,7 @@ def summary(model: keras.Model) -> ModelSummary:
 
 def _row(whole: Any, layers: Sequence[Any]) -> dict[str, Any]:
     """Returns the fields of a `LayerSummary`."""
-    forms = [form for layer in layers for form in similarities_of(layer)]
+    forms = [form for layer in layers for form in forms_in(layer)]
     names = [
         f"{'static' if form.predictor is None else 'dynamic'} "
         f"{type(form.similarity).__name__}"

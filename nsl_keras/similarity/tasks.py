@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import files, nesting, validation
-from nsl_keras.similarity.neural_similarity import similarities_of
+from nsl_keras.similarity.neural_similarity import forms_in
 
 #: Arguments of a similarity that do not change what a trained `M` computes.
 _OF_TRAINING = ("initializer", "regularizer", "constraint")
@@ -125,7 +125,7 @@ def _trained_and_frozen(model: keras.Model, what: str) -> tuple[list[Any], list[
 def _description(model: keras.Model, trained: list[Any]) -> dict[str, Any]:
     """Returns similarities and trained weights as lists of rows that begin with a path."""
     similarities = []
-    for form in similarities_of(model):
+    for form in forms_in(model):
         config = form.similarity.get_config()
         kept = {name: each for name, each in config.items() if name not in _OF_TRAINING}
         kind = type(form.similarity).__name__, type(form.predictor).__name__

@@ -67,6 +67,8 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
     #: Whether the outputs are logits of classes, and not numbers of a regression.
     classifies: bool
+    #: The data set that a running `fit` has checked, for `evaluate` after each epoch.
+    _held_out: Any = None
     #: Whether `fit` takes `class_weight`.
     weighs_classes = True
 
@@ -103,20 +105,25 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         given["x"] = self._checked(given.get("x"), given.get("y"))
         held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):
-            self._checked(*held_out[:2])
+            given["validation_data"] = (self._checked(*held_out[:2]), *held_out[1:])
         else:
-            given["validation_data"] = self._checked(held_out)
+            self._held_out = given["validation_data"] = self._checked(held_out)
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
         gentle = keras.callbacks.TerminateOnNaN  # The caller stops training in another way.
         if not any(isinstance(each, gentle) for each in callbacks):
             given["callbacks"] = [*callbacks, StopAtNonFiniteLoss()]
         del given["self"]
-        return super().fit(**given)
+        try:
+            return super().fit(**given)
+        finally:
+            self._held_out = None
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
         epoch = getattr(x, "epoch", None)
-        found = super().evaluate(self._checked(x, y), y, *args, **options)
+        if x is not self._held_out:  # Keras reads a generator once, for all of `fit`.
+            x = self._checked(x, y)
+        found = super().evaluate(x, y, *args, **options)
         if epoch is not None:  # In each epoch of `fit`, validation sees the same examples.
             x.epoch = epoch
         return found

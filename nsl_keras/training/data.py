@@ -36,8 +36,7 @@ class BatchFunction(keras.Model):
             x, _ = gather(x)
             has_axes = all(map(np.ndim, leaves(x)))
             validation.require(has_axes, "x", "a batch, not a scalar", x)
-            x = map_arrays(with_text, x)
-        return super().predict(x, *args, **{"verbose": 0, **options})
+        return super().predict(as_inputs(x), *args, **{"verbose": 0, **options})
 
 
 def predict(
@@ -72,6 +71,11 @@ def with_text(array: Any) -> Any:
     """Returns text as a tensor, since Keras's models take no strings of NumPy."""
     is_text = np.asarray(array).dtype.kind in "OSU"
     return ops.convert_to_tensor(array, "string") if is_text else array
+
+
+def as_inputs(x: Any) -> Any:
+    """Returns examples with text as tensors; data sets as they are."""
+    return map_arrays(with_text, x) if is_in_memory(x) else x
 
 
 def map_arrays(function: Callable[..., Any], *structures: Any) -> Any:

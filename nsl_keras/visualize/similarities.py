@@ -13,7 +13,7 @@ from keras import ops, tree
 
 from nsl_keras import validation
 from nsl_keras.similarities import Diagonal
-from nsl_keras.similarity.neural_similarity import similarities_of
+from nsl_keras.similarity.neural_similarity import forms_in
 from nsl_keras.visualize import figures
 
 #: The maximum number of panels in a row, and of entries in a matrix with numbers.
@@ -53,7 +53,7 @@ def plot_similarities(model: keras.Model) -> Any:
     """
     panels = [
         (f"{_path_of(part, model)}\n{caption}", numbers, identity)
-        for part in similarities_of(model)
+        for part in forms_in(model)
         for caption, numbers, identity in _panels_of(part)
     ]
     demand = "a model with static neural similarities, or with learned kernel shapes"

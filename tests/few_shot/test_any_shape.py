@@ -64,7 +64,8 @@ def test_examples_of_any_shape(name, kind):
     learner = learner_of(name, kind)
     if name != "finetuner":
         learner.compile(keras.optimizers.Adam(1e-3), CROSS_ENTROPY, run_eagerly=True)
-        learner.fit(sampler.batches(2, 1), verbose=0)
+        held_out = batch[:3], batch.query_labels
+        learner.fit(sampler.batches(2, 1), validation_data=held_out, verbose=0)
         learner.evaluate(batch[:3], batch.query_labels, verbose=0)
     assert few_shot.evaluate(learner, sampler, 2, batch_size=2).mean > 0.7
     support, labels, queries, expected = sampler.episode(0)

@@ -10,6 +10,7 @@ from helpers import gradients, normal
 from keras import ops
 
 from nsl_keras import MetaNeighborhoodModel
+from nsl_keras.layers import MetaNeighborhoodHead
 from nsl_keras.neighborhoods import dual_form
 
 
@@ -77,6 +78,20 @@ def test_layers_as_activations_compute_in_full_precision():
     (stage,) = dual_form.stages_of(head)
     outputs = ops.array([1 + 2.0**-20, -2.0])
     np.testing.assert_array_equal(stage.activation(outputs), [1 + 2.0**-20, 0.0])
+
+
+class Doubled(keras.Sequential):
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs)
+
+
+@pytest.mark.parametrize("kind", [Doubled, keras.Sequential])
+def test_a_head_is_what_it_computes_when_it_is_built(kind):
+    head = kind([keras.layers.Dense(6, "relu")])
+    layer = MetaNeighborhoodHead(head, heads.ENTRIES, inner_learning_rate=1e-9)
+    head.add(keras.layers.Dense(heads.OUTPUTS))
+    z = heads.features("float32")
+    np.testing.assert_allclose(layer(z), layer(z, adapt=False), atol=1e-6)
 
 
 def test_the_tape_treats_any_head(eager):

@@ -204,12 +204,12 @@ DYNAMIC = {"predictor": "sphere"}
         *(
             (
                 {"similarity": similarity, **DYNAMIC},
-                rf"`similarity` must be with a predictor neither .*{name}",
+                r"`similarity` must be one that can be predicted.*='(Diagonal|Sparse)'",
             )
-            for similarity, name in (
-                (Diagonal(initializer="glorot_uniform"), "Diagonal .*Glorot"),
-                (Diagonal(shared_by="filter"), "Diagonal .*'filter'"),
-                ("sparse", "Sparse with"),
+            for similarity in (
+                Diagonal(initializer="glorot_uniform"),
+                Diagonal(shared_by="filter"),
+                "sparse",
             )
         ),
         (
@@ -218,7 +218,11 @@ DYNAMIC = {"predictor": "sphere"}
         ),
         (
             {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},
-            r"`predictions` must be one for each block of `downsampling`: 4 along 7.*=9",
+            r"`predictions` must be at each .* block .* of \(7, 9\).*=\(9, 11",
+        ),
+        (
+            {"predictor": keras.layers.Conv2D(9, (3, 11))},
+            r"`predictions` must be at each position.* of \(7, 9\).*=\(7, 1\)",
         ),
     ],
 )

@@ -228,9 +228,12 @@ def test_the_classifier_stays_trainable_in_one_word(make, chosen):
     paths = [each.path for each in new.trainable_variables if each.name != "similarity"]
     assert names == {"similarity", "kernel", "bias"}
     assert [path.split("/")[-2] for path in paths] == ["classifier"] * 2
-    model.trainable = False
-    with pytest.raises(ValueError, match="`train_classifier` must be False for"):
-        convert.add_similarity(model, train_classifier=True, layers=chosen)
+
+
+def test_the_classifier_of_a_model_without_a_known_end():
+    own, _ = blocks()
+    with refused("`model` must be functional or .*its classifier"):
+        convert.add_similarity(own, train_classifier=True, inplace=True)
 
 
 @pytest.mark.parametrize(

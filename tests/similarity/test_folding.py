@@ -104,5 +104,7 @@ def test_layers_without_a_plain_equivalent(layer, shape, received):
     with pytest.raises(ValueError, match=expected):
         fold(model)
     if isinstance(layer, Own):
-        with pytest.raises(ValueError, match=r"`fold` must be called on .*'Own'"):
+        with pytest.raises(
+            ValueError, match=r"`fold` needs .* computes as a Conv2D .*a Own"
+        ):
             layer.fold()

@@ -26,8 +26,10 @@ def test_errors_of_what_needs_a_static_built_layer(what):
     with pytest.raises(ValueError, match=rf"`{what}` needs a built layer"):
         use(NeuralSimilarityConv2D(4, 3))
     message = rf"`predictor` must be None for `{what}`.*kind='sphere'"
+    dynamic = NeuralSimilarityConv2D(4, 3, predictor="sphere")
+    dynamic.build((None, 8, 8, 2))
     with pytest.raises(ValueError, match=message):
-        use(NeuralSimilarityConv2D(4, 3, predictor="sphere"))
+        use(dynamic)
 
 
 def test_a_similarity_is_built_and_trained_by_fit():

@@ -78,6 +78,12 @@ def test_the_first_batch_of_a_data_set_is_checked(eager):
             use((X, Y + 1))
 
 
+def test_a_generator_of_validation_data_loses_no_batch(eager):
+    held_out = ((X, Y) for _ in range(6))
+    options = {"epochs": 3, "validation_data": held_out, "validation_steps": 2}
+    assert len(classifier().fit(X, Y, **options, verbose=0).history["val_loss"]) == 3
+
+
 def test_targets_that_the_loss_leaves_out_are_not_checked(eager):
     model = classifier(ignore_class=-1)
     labels = np.where(Y == 2, -1, Y)
