@@ -7,7 +7,7 @@
   into plain Keras layers.
 * `few_shot`: episodes, MAML, finetuning, metric learners, evaluation.
 * `backbones`: three networks of the papers.
-* `callbacks`: resume a killed training run; start and watch the dictionary.
+* `callbacks`: resume a killed training run; start the dictionary from examples.
 * `export`: SavedModels that need neither this package nor Keras.
 * `visualize`: pictures of similarities, neighbors and predictions.
 * `key_metrics`, `regularizers`: how near a query is to a key, and a penalty on `M`.

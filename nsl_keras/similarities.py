@@ -133,6 +133,7 @@ class Similarity(abc.ABC):
         return ops.matmul(rows, ops.swapaxes(matrix, -1, -2))
 
     def start(self, size: int, dtype: str) -> np.ndarray:
+        """Returns the parameters of the initial `M`."""
         # In half precision an eigenvalue might round below zero.
         wide = wide_dtype(dtype)
         with outside_traces():  # Some similarities look at the values.
@@ -179,6 +180,7 @@ class Diagonal(Similarity):
         return np.diagonal(matrix)
 
     def start(self, size: int, dtype: str) -> np.ndarray:
+        """Returns the parameters of the initial `M`."""
         if isinstance(self.initializer, keras.initializers.Identity):
             # Without a matrix, which may be large.
             return np.full(size, self.initializer.gain)

@@ -117,9 +117,9 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
     values = _finite_numbers(labels, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
         return probabilities(values, name)
-    fits = values.ndim and values.shape[1:] in ((), (1,))
+    is_vector = values.ndim and values.shape[1:] in ((), (1,))
     demand = f"(n,), (n, 1) or (n, {num_classes})"
-    require(fits, f"{name}.shape", demand, values.shape)
+    require(is_vector, f"{name}.shape", demand, values.shape)
     values = values.reshape(-1)
     sound = (values == np.floor(values)) & (values >= 0) & (values < num_classes)
     _require_all(sound, name, f"hold classes 0 to {num_classes - 1}", values)
@@ -146,9 +146,9 @@ def probabilities(array: Any, name: str) -> None:
 def targets(array: Any, num_outputs: int) -> None:
     """Raises unless an array contains finite targets of a regression."""
     shape = _finite_numbers(array, "y").shape
-    fits = shape[1:] == (num_outputs,) or (len(shape) == num_outputs == 1)
+    is_valid = shape[1:] == (num_outputs,) or (len(shape) == num_outputs == 1)
     allowed = f"(n, {num_outputs})" + (" or (n,)" if num_outputs == 1 else "")
-    require(fits, "y.shape", f"the shape of the head's outputs, {allowed}", shape)
+    require(is_valid, "y.shape", f"the shape of the head's outputs, {allowed}", shape)
 
 
 def built(layer: Any, what: str) -> None:

@@ -20,9 +20,9 @@ GradientTape = None
 
 
 def gradients_of(function: Function, at: Tensors) -> tuple[list[Any], Any]:
-    """Returns the gradients of a scalar, themselves differentiable, and what is beside it.
+    """Returns the differentiable gradients of a scalar, and the auxiliary output.
 
-    The function takes a list of tensors and returns the scalar and any structure.
+    The function takes a list of tensors and returns the scalar and an auxiliary output.
     """
     return jax.grad(function, has_aux=True)(list(at))
 

@@ -18,9 +18,9 @@ GradientTape = tf.GradientTape
 
 
 def gradients_of(function: Function, at: Tensors) -> tuple[list[Any], Any]:
-    """Returns the gradients of a scalar, themselves differentiable, and what is beside it.
+    """Returns the differentiable gradients of a scalar, and the auxiliary output.
 
-    The function takes a list of tensors and returns the scalar and any structure.
+    The function takes a list of tensors and returns the scalar and an auxiliary output.
     """
     at = [tf.convert_to_tensor(tensor) for tensor in at]
     with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -9,7 +9,7 @@ from nsl_keras import validation
 #: A support set is held out in at most this many parts.
 _MOST_PARTS = 5
 
-#: The doubt about examples that the logits have seen. It was chosen on validation classes.
+#: The `doubt` for logits of examples that were adapted to, chosen on validation classes.
 SEEN = 0.08
 
 

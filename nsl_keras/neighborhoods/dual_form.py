@@ -64,7 +64,7 @@ def stages_of(head: layers.Layer) -> list[DenseStage]:
     stages: list[DenseStage] = []
     for layer in layers_of(head):
         activation: Any = getattr(layer, "activation", None)
-        has_weights = isinstance(activation, layers.Layer)  # Perhaps, as a PReLU.
+        has_weights = isinstance(activation, layers.Layer)  # A PReLU has.
         if type(layer) is CosineDense:
             stages.append(
                 DenseStage(functools.partial(_read, layer, "learned_scale"), is_cosine=True)

@@ -180,7 +180,7 @@ def add_film(
     where: str | Callable[[keras.layers.Layer], Any] = "all",
     **kwargs: Any,
 ) -> keras.Model:
-    """Returns a copy of a model with an `InstanceFiLM` behind each batch norm.
+    """Returns a copy of a model with an `InstanceFiLM` after each batch norm.
 
     Batch norms become `ModulatedBatchNormalization`, also in nested models and
     `keras.layers.TimeDistributed`. The copy starts with the weights and exactly the outputs
@@ -234,6 +234,6 @@ def add_film(
         with turned_into(layer, ModulatedBatchNormalization) as input_shape:
             layer.film_options = kwargs
             layer.build_film(input_shape)
-    # An iFiLM is trained, also behind a frozen batch norm of a frozen model.
+    # An iFiLM is trained, also after a frozen batch norm of a frozen model.
     nesting.unfreeze_holders(graph, chosen)
     return copy

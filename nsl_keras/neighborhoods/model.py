@@ -176,7 +176,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def build(self, input_shape: Any) -> None:
         if self.built:
-            return  # Functions that are traced already read the constants.
+            return  # Traced functions read the constants, which must stay the same.
         self.compute_output_shape(input_shape)
         self.neighborhood.constants.build()
         nesting.pass_on_frozen(self)

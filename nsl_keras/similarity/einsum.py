@@ -32,7 +32,7 @@ def contracted_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     )
     fits = bool(contracted) and is_product and is_plain
     validation.require(fits, "equation", demand, equation)
-    before = len(inputs.partition("...")[0])  # All, without an ellipsis.
+    before = len(inputs.partition("...")[0])  # Without an ellipsis, all axes.
     places = [inputs.index(axis) for axis in contracted]
     return tuple(kernel.index(axis) for axis in contracted), tuple(
         place if place < before else place - len(inputs) for place in places

@@ -70,7 +70,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
-        store[_MARK] = np.ones(1)  # Keras counts the entries.
+        store[_MARK] = np.ones(1)  # A plain layer refuses one entry too many.
 
     def load_own_variables(self, store: Any) -> None:
         own = set(store.keys()) - {_MARK}

@@ -1,1 +1,1 @@
-"""Parts that `fit` needs beyond Keras: data, checks, batch norms, interrupted runs."""
+"""Parts that `fit` needs beyond Keras: data, checks, interrupted runs."""

@@ -206,6 +206,7 @@ def test_errors(options, message):
 def test_a_custom_predictor_of_both_kernels_stays_one_layer():
     predictor = keras.layers.Dense(FEATURES, kernel_initializer="zeros")
     layer = layers.NeuralSimilarityGRU(FEATURES, predictor=predictor)
+    assert layer.predictor is predictor and layer.use_bias and not layer.dropout
     for count, each in ((5, layer), (10, keras.layers.Bidirectional(layer))):
         model = keras.Sequential([keras.Input((STEPS, FEATURES)), each])
         copy = keras.models.clone_model(model)
