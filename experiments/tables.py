@@ -143,7 +143,10 @@ def _few_labels() -> str:
                 f"{4 * trained / 1000:,.0f}" if trained else "",
             ]
         )
-    columns = ["accuracy, %; below the first row, what is above it", "clean photographs"]
+    columns = [
+        "accuracy, %; from the second row on, the difference to the first",
+        "clean photographs",
+    ]
     columns += ["corrupted ones", "kB of a task", "intents", "kB of a task"]
     made = tables.markdown(columns, rows)
     return _asked(made, pretrained.FAIR_RECIPE, rivals)

@@ -106,11 +106,11 @@ def notes(table: str) -> list[str]:
     for kind, count in (MADE[each] for each in SPREAD.findall(table) if each in MADE):
         over.setdefault(kind, set()).add(count)
     parts = [
-        f"± over {', '.join(map(str, sorted(counts)))} {kind}."
+        f"± over {' or '.join(map(str, sorted(counts)))} {kind}."
         for kind, counts in over.items()
     ]
     if re.search(r"[^*]\*(?: \||:)", table):
-        parts.append("\\*: lowest or highest learning rate tried.")
+        parts.append("\\*: the learning rate is the lowest or the highest that was tried.")
     return [" ".join(parts)] if parts else []
 
 

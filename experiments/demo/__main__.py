@@ -64,17 +64,21 @@ def draw(models: dict[str, keras.Model], found: data.ImageData) -> dict[str, Any
     if "static" in models:
         figures["similarities"] = nsl_keras.visualize.plot_similarities(models["static"])
     test, train = found.test.take(2000), found.train
-    first = [int(np.argmax(test.labels == label)) for label in np.unique(test.labels)[:4]]
-    if "plain" in models:
-        model = nsl_keras.MetaNeighborhoodModel.from_classifier(models["plain"])
-        model.initialize_from(train.images, train.labels, seed=0)
-        shown = test.images[first], train.images, train.labels
-        figures["neighbors"] = nsl_keras.visualize.plot_neighbors(
-            model, *shown, class_names=found.class_names
-        )
     if "linear_neighborhoods" in models:
         model = models["linear_neighborhoods"]
         figures["adaptation"] = pictures.of_adaptation(model, found, test)
+        after, before = (
+            each.predict(test.images, verbose=0).argmax(axis=1)
+            for each in (model, model.unadapted)
+        )
+        # Three predictions that adaptation changes, and one that stays wrong.
+        changed, wrong = np.flatnonzero(after != before), after != test.labels
+        chosen = [*changed[:3], int(np.argmax(wrong & (after == before)))]
+        figures["neighbors"] = nsl_keras.visualize.plot_neighbors(
+            *(model, test.images[chosen], train.images, train.labels),
+            class_names=found.class_names,
+            y=test.labels[chosen],
+        )
     return {f"{FLAGS.dataset}_{name}": figure for name, figure in figures.items()}
 
 

@@ -110,8 +110,7 @@ def add_similarity(
     validation.boolean(freeze_backbone, "freeze_backbone")
     validation.boolean(train_classifier, "train_classifier")
     validation.boolean(inplace, "inplace")
-    is_whole = graphs.root_of(model) is model
-    fits = is_whole or not train_classifier
+    fits = graphs.root_of(model) is model or not train_classifier
     demand = "False: a MetaNeighborhoodModel trains its head and dictionary anyway"
     validation.require(fits, "train_classifier", demand, train_classifier)
     model = model if inplace else copied(model)
