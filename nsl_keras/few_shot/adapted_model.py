@@ -86,13 +86,17 @@ class Adapting:
             class_names = getattr(x, "class_names", None)
         examples, labels = gather(np.stack(x) if isinstance(x, (list, tuple)) else x, y)
         inputs = getattr(self.network, "inputs", None)
-        is_text = np.asarray(examples).dtype.kind in "OSU"
-        demand = (
-            "examples as the network takes them. To read images from files, pass "
-            "`keras.utils.image_dataset_from_directory(folder, image_size=...)`"
-        )
-        fits = not (inputs and is_text) or inputs[0].dtype == "string"
-        validation.require(fits, "x", demand, x)
+        for each in inputs or ():
+            is_text = np.asarray(examples).dtype.kind in "OSU"
+            shape, own = np.shape(examples), tuple(each.shape)
+            # Keras adds a last axis of size 1.
+            fits = validation.fits(shape, own) or validation.fits((*shape, 1), own)
+            demand = (
+                f"examples as the network takes them, of shape {own}; images in files come "
+                "from `keras.utils.image_dataset_from_directory(folder, image_size=...)`"
+            )
+            fits = fits and is_text == (each.dtype == "string")
+            validation.require(fits, "x", demand, examples if is_text else shape)
         demand = "given, unless `x` is a data set that yields labels"
         validation.require(labels is not None, "y", demand, labels)
         validation.finite(examples, "x")

@@ -235,7 +235,8 @@ def _new_classifier(model: keras.Model, layer: Any, ways: int) -> Any:
     is_dense = is_cosine or isinstance(layer, keras.layers.Dense)
     demand = (
         "a network that ends in `Dense` or `CosineDense`, outside of inner models and "
-        "without LoRA or quantization, which a new classifier can replace"
+        "without LoRA or quantization, which a new classifier can replace; to features "
+        "append `keras.layers.Dense(ways)`"
     )
     is_plain = is_dense and nesting.has_plain_kernel(layer) and layer in model.layers
     validation.require(is_plain, "model", demand, layer)

@@ -56,7 +56,9 @@ class MetaNeighborhoodModel(CheckedModel):
         adapt: bool; if false, the head predicts without adaptation.
 
     Attributes:
-        neighborhood: The `MetaNeighborhoodHead` with head, dictionary and learning rates.
+        neighborhood: The `MetaNeighborhoodHead`.
+        head, dictionary: Its head before it is finetuned, and its `NeighborDictionary`.
+        num_neighbors: The number of dictionary entries `S`.
 
     Input shape:
         Same as the backbone; `(batch, features)` without one.
@@ -90,6 +92,9 @@ class MetaNeighborhoodModel(CheckedModel):
 
     #: What conversions change: not the head, which is finetuned.
     converted_part = property(attrgetter("backbone"))
+    head = property(attrgetter("neighborhood.head"))
+    dictionary = property(attrgetter("neighborhood.dictionary"))
+    num_neighbors = property(attrgetter("dictionary.num_neighbors"))
     test_function: Any
     predict_function: Any
 
@@ -116,21 +121,6 @@ class MetaNeighborhoodModel(CheckedModel):
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
-
-    @property
-    def head(self) -> keras.layers.Layer:
-        """The head before it is finetuned."""
-        return self.neighborhood.head
-
-    @property
-    def dictionary(self) -> NeighborDictionary:
-        """The dictionary of neighbors."""
-        return self.neighborhood.dictionary
-
-    @property
-    def num_neighbors(self) -> int:
-        """The number of dictionary entries `S`."""
-        return self.dictionary.num_neighbors
 
     @property
     def unadapted(self) -> keras.Model:

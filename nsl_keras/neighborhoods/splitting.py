@@ -37,7 +37,8 @@ def split_classifier(
         raise ValueError(
             "`model` must end in one Dense or CosineDense layer with linear outputs, or a "
             "1x1 convolution of a 1x1 map without a constraint of its kernel; in "
-            "classification a softmax may follow, or a sigmoid of one output. "
+            "classification a softmax may follow, or a sigmoid of one output. Of what "
+            "`adapt` returned, pass `keras.Sequential(model.layers[:-1])`. "
             f"Received: model {model.name!r}, which ends in {names}"
         )
     flat = {}

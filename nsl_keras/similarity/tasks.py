@@ -143,7 +143,7 @@ def _description(model: keras.Model, trained: list[Any]) -> dict[str, Any]:
 def _words(row: Any) -> str:
     """Returns a row of the description for a message."""
     if row is None:
-        return "nothing more"
+        return "no further one"
     path, kind, *of_similarity = row
     if not of_similarity:
         return f"{path!r} of shape {kind}"
