@@ -148,8 +148,8 @@ def ending(model: keras.Model) -> tuple[Any, list[Any]]:
         if is_graph(operation) and operation.weights:
             last, inside = ending(operation)
             return last, [*after, *inside]
-        if getattr(operation, "weights", ()) and not hasattr(operation, "class_names"):
-            return operation, after  # Not the temperature of an adapted model.
+        if getattr(operation, "weights", ()) and not hasattr(operation, "only_scales"):
+            return operation, after
         after.append(operation)
         if len(tree.flatten(operation.input)) != 1:
             break

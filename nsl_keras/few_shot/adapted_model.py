@@ -85,8 +85,7 @@ class Adapting:
         if class_names is None:
             class_names = getattr(x, "class_names", None)
         examples, labels = gather(np.stack(x) if isinstance(x, (list, tuple)) else x, y)
-        inputs = getattr(self.network, "inputs", None)
-        for each in inputs or ():
+        for each in getattr(self.network, "inputs", None) or ():
             is_text = np.asarray(examples).dtype.kind in "OSU"
             shape, own = np.shape(examples), tuple(each.shape)
             # Keras adds a last axis of size 1.

@@ -54,6 +54,9 @@ class ClassLogits(keras.layers.Layer):
         "Temperature scaling".
     """
 
+    #: The layer before this one is the classifier, for `graphs.ending`.
+    only_scales = True
+
     def __init__(
         self,
         class_names: Sequence[str],

@@ -67,7 +67,7 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
     #: Whether the outputs are logits of classes, and not numbers of a regression.
     classifies: bool
-    #: The data set that a running `fit` has checked, for `evaluate` after each epoch.
+    #: The generator that a running `fit` has checked, for `evaluate` after each epoch.
     _held_out: Any = None
     #: Whether `fit` takes `class_weight`.
     weighs_classes = True
@@ -107,7 +107,8 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         if isinstance(held_out, (tuple, list)):
             given["validation_data"] = (self._checked(*held_out[:2]), *held_out[1:])
         else:
-            self._held_out = given["validation_data"] = self._checked(held_out)
+            given["validation_data"] = checked = self._checked(held_out)
+            self._held_out = checked if isinstance(checked, types.GeneratorType) else None
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
         gentle = keras.callbacks.TerminateOnNaN  # The caller stops training in another way.
         if not any(isinstance(each, gentle) for each in callbacks):
