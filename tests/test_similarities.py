@@ -95,11 +95,7 @@ GRAM = RNG.normal(size=(6, 3))
 
 @pytest.mark.parametrize(
     "matrix",
-    [
-        RNG.normal(size=(6, 8)),
-        GRAM,
-        np.diag([2.0, 0, 1, 0, 0, 3]),
-    ],
+    [RNG.normal(size=(6, 8)), GRAM, np.diag([2.0, 0, 1, 0, 0, 3])],
     ids=["regular", "rank_3", "diagonal_with_zeros"],
 )
 def test_positive_semidefinite_starts_from_any_such_matrix(matrix):

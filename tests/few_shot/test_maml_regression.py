@@ -80,8 +80,7 @@ def test_first_order_gradients_are_those_at_the_weights_after_the_steps():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "loss"),
-    [((2, 3), "huber"), ((), "huber"), ((2,), "binary_crossentropy")],
+    ("outputs", "loss"), [((2, 3), "huber"), ((), "huber"), ((2,), "binary_crossentropy")]
 )
 def test_targets_of_any_shape_and_any_loss(outputs, loss, tmp_path, eager):
     inputs, targets = episodes(*outputs)

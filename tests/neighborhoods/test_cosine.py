@@ -27,8 +27,5 @@ def test_zero_rows_have_no_gradient():
 test_errors = refusing(
     (lambda: CosineDense(0), "`units` must be a positive integer"),
     (lambda: CosineDense(3, scale=0.0), "`scale` must be a finite number above zero"),
-    (
-        lambda: CosineDense(3).build((2, None)),
-        "must be known at the last axis",
-    ),
+    (lambda: CosineDense(3).build((2, None)), "must be known at the last axis"),
 )

@@ -150,7 +150,7 @@ test_errors = refusing(
     (lambda: InstanceFiLM(0), "`dictionary_size` must be a positive integer"),
     (lambda: InstanceFiLM(axis=2), "`axis` must be one of -1, 1"),
     (lambda: InstanceFiLM().build((2, 4, None)), "`input_shape` must be known at the"),
-    (lambda: add().layers[2].fold(), "`fold` must be called on .*=.ModulatedBatchNorm"),
+    (lambda: add().layers[2].fold(), "`fold` needs a layer that .* a ModulatedBatchNorm"),
     (lambda: add("every"), "`where` must be one of 'all', 'last'"),
     (lambda: add(named("relu")), "batch norms of 'net'"),
     (lambda: add(model=keras.Model()), "`model` must be a functional or Sequential"),

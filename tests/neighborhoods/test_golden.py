@@ -127,9 +127,7 @@ def test_inner_loop(name, dtype, inner_loop):
         golden.check("out64.dict_logits_before", logits, dtype)
 
     found = gradients(
-        lambda z: meta_loss(golden, layer(z, kept=kept)),
-        [z],
-        list(variables.values()),
+        lambda z: meta_loss(golden, layer(z, kept=kept)), [z], list(variables.values())
     )
     for name, gradient in zip(["z", *variables], found, strict=True):
         key = f"grad64.meta_loss.{name}"

@@ -180,10 +180,7 @@ CHOOSE = r"`layers` must choose one or more layers of .* Conv1D.* suits, without
         (error_of(layers=["depthwise"], similarity="full"), rf"{CHOOSE}\S*first', \S*sec"),
         (error_of(block_size=2, layers="first"), "`block_size` must be None: no chosen"),
         (error_of(inplace="no"), "`inplace` must be True or False"),
-        (
-            error_of(freeze_backbone="no"),
-            "`freeze_backbone` must be True or False",
-        ),
+        (error_of(freeze_backbone="no"), "`freeze_backbone` must be True or False"),
     ],
 )
 def test_errors(call, message, plain):

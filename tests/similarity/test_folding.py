@@ -88,11 +88,7 @@ class Own(layers.NeuralSimilarityConv2D):
     ("layer", "shape", "received"),
     [
         (layers.NeuralSimilarityConv2D(4, 3, predictor="sphere"), (8, 9, 3), "dynamic Neu"),
-        (
-            RNN(CELL(3, predictor="sphere", name="one")),
-            (3, 4),
-            "dynamic NeuralSimilarityGRU",
-        ),
+        (RNN(CELL(3, predictor="sphere", name="one")), (3, 4), "dynamic Neu"),
         (Own(4, 3), (8, 9, 3), "derived Own"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",

@@ -17,9 +17,7 @@ from nsl_keras import layers, similarities
 
 #: Geometries of each layer; tuples are cut to its number of axes.
 GEOMETRIES = {
-    "conv1d": [
-        {"padding": "causal", "dilation_rate": 2},
-    ],
+    "conv1d": [{"padding": "causal", "dilation_rate": 2}],
     "conv2d": [
         {"padding": "same", "strides": 2},
         {"dilation_rate": (1, 2)},
