@@ -107,8 +107,9 @@ def save_model(
     TensorShape([2, 3])
     """
     path = files.local(filepath, "filepath")
-    demand = "a path where nothing exists yet: nothing is overwritten"
-    validation.require(not path.exists(), "filepath", demand, str(filepath))
+    demand = "a folder that does not exist yet; for a Keras file call `model.save`"
+    fits = not path.exists() and path.suffix not in (".keras", ".h5")
+    validation.require(fits, "filepath", demand, str(filepath))
     demand = "a Keras model; of a `few_shot.Finetuner`, pass what its `adapt` returns"
     validation.require(isinstance(model, keras.layers.Layer), "model", demand, model)
     validation.built(model, "export.save_model")

@@ -183,8 +183,9 @@ def require_linear(model: Layer, argument: str) -> None:
     """
     ends = [model]
     if is_graph(model):
-        demand = "a model with one output, the logits"
-        validation.require(len(model.outputs) == 1, argument, demand, model.outputs)
+        demand = "a model with one output, logits of shape (batch, classes)"
+        fits = len(model.outputs) == 1 and len(model.outputs[0].shape) == 2
+        validation.require(fits, argument, demand, model.outputs)
         last, after = ending(model)
         ends = [*after, last]
     passing = (*PASSING, keras.layers.InputLayer, keras.layers.Rescaling)

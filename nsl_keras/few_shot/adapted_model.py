@@ -186,12 +186,12 @@ def _numbered(
     names = found if class_names is None else [*class_names]
     by_name = class_names is None or labels.dtype.kind == "U"
     classes = names if by_name else [*range(len(names))]
+    missing = [each for each in classes if each not in found]
     demand = (
         "labels of two or more classes, and an example of each class; with `class_names` "
-        f"{class_names!r} these names, or numbers that count them from 0"
+        f"{class_names!r} these names, or numbers that count them from 0 (missing: "
+        f"{missing or 'none'})"
     )
     fits = found == sorted(classes) and 1 < len(found) == len({*names})
     validation.require(fits, "y", demand, found)
-    places = {label: place for place, label in enumerate(classes)}
-    numbers = np.array([places[label] for label in labels.tolist()], "int32")
-    return numbers, names
+    return np.array([*map(classes.index, labels.tolist())], "int32"), names

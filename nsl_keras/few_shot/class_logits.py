@@ -73,9 +73,8 @@ class ClassLogits(keras.layers.Layer):
         self.divisor = self.add_weight((), start, "float32", name="temperature", **options)
 
     def build(self, input_shape: Any) -> None:
-        logits = input_shape[-1]
-        fits = logits in (None, len(self.class_names))
-        demand = f"{logits} names, one for each logit"
+        fits = input_shape[-1] in (None, len(self.class_names))
+        demand = f"{input_shape[-1]} names, one for each logit"
         validation.require(fits, "class_names", demand, self.class_names)
 
     @property

@@ -31,8 +31,7 @@ class _OverEpisodes:
     @property
     def half_width(self) -> float:
         """Half the width of the mean's 95 % interval, `1.96 * std / sqrt(episodes)`."""
-        numbers = self._numbers
-        return float(1.96 * np.std(numbers, ddof=1) / np.sqrt(len(numbers)))
+        return float(1.96 * np.std(self._numbers, ddof=1) / np.sqrt(len(self._numbers)))
 
     def _described(self, sign: str, what: str) -> str:
         percent = f"{100 * self.mean:{sign}.2f} ± {100 * self.half_width:.2f} %"

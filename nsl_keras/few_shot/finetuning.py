@@ -57,7 +57,8 @@ class Finetuner(Adapting):
     Args:
         model: A built functional or Sequential model from examples to logits, of layers
             that can be made from their configs.
-        ways: int, the number of classes in an episode.
+        ways: int or `None`, the number of classes in an episode; `None` is the number of
+            the model's outputs.
         variables: What to finetune; see `inner_variables` of `MAML`. The paper adapts
             `"similarity+classifier"` of static networks.
         steps: int, the number of updates.
@@ -96,7 +97,7 @@ class Finetuner(Adapting):
     def __init__(
         self,
         model: keras.Model,
-        ways: int,
+        ways: int | None = None,
         variables: Selection = "classifier",
         steps: int = 100,
         learning_rate: float = 0.01,
@@ -106,6 +107,7 @@ class Finetuner(Adapting):
         graphs.require_linear(model, "model")
         self.model = model
         self._original = FunctionalModel(model, (), "moving")
+        ways = model.output_shape[-1] if ways is None else ways
         self.ways = validation.positive_integer(ways, "ways")
         self.steps = validation.positive_integer(steps, "steps")
         self.learning_rate = validation.positive_number(learning_rate, "learning_rate")

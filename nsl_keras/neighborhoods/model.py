@@ -390,8 +390,7 @@ class MetaNeighborhoodModel(CheckedModel):
         return np.asarray(data.predict(nearest, self, entries))
 
     def _features_of(self, x: Any, **options: Any) -> Any:
-        options = {"batch_size": 128, **options}
-        return data.predict(self.features, self, x, **options)
+        return data.predict(self.features, self, x, **{"batch_size": 128, **options})
 
     def _without_adaptation(self) -> keras.Model:
         if graphs.is_graph(self.backbone):
