@@ -1,11 +1,10 @@
 """Makes and serves a classifier of new classes, from five photos per class.
 
 FOLDER and OTHERS (to judge by) contain a subfolder per class. The network is a name of
-keras.applications, a `.keras` file from pixels in 0 to 255 to features, or `digits`.
+keras.applications, or a `.keras` file from pixels in 0 to 255 to features.
 
     python examples/few_shot_own_photos.py --photos=FOLDER --backbone=efficientnetv2b0 \\
         --judge=OTHERS --classify A.jpg B.jpg
-    python examples/few_shot_own_photos.py --backbone=digits
 """
 
 import argparse
@@ -15,20 +14,8 @@ import tempfile
 import keras
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 import nsl_keras
-
-DIGITS = load_digits()
-IMAGES = DIGITS.images[..., None].astype("float32") * 255 / 16
-
-
-def make_photos(folder, part):
-    for digit in (7, 8, 9):
-        (folder / str(digit)).mkdir(parents=True, exist_ok=True)
-        for number, image in enumerate(IMAGES[digit == DIGITS.target][part]):
-            keras.utils.save_img(folder / f"{digit}/{number}.png", image, scale=False)
-    return folder
 
 
 def pretrained(name):
@@ -45,24 +32,24 @@ def pretrained(name):
     raise SystemExit(f"keras.applications has no {name}")
 
 
+def finetuner(features, ways):
+    model = keras.Sequential([features, keras.layers.Dense(ways)])
+    return nsl_keras.few_shot.Finetuner(model)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--photos", default=None, help="folder with a subfolder per class")
+    parser.add_argument("--photos", required=True, help="folder with a subfolder per class")
     parser.add_argument("--backbone", required=True, help="see above")
     parser.add_argument("--judge", default=None, help="folder like that of --photos")
     parser.add_argument("--classify", nargs="*", default=[], help="photos to name")
     parser.add_argument("--output", default=None, help="folder; by default a new one")
     args = parser.parse_args()
-    if (args.backbone == "digits") == bool(args.photos):
-        parser.error("--photos and a network for photographs, or --backbone=digits alone")
+    if missing := [each for each in args.classify if not pathlib.Path(each).is_file()]:
+        parser.error(f"no such file: {missing[0]}")
     output = pathlib.Path(args.output or tempfile.mkdtemp())
     output.mkdir(parents=True, exist_ok=True)
-    if args.backbone == "digits":
-        args.photos = make_photos(output / "photos", slice(5))
-        args.judge = make_photos(output / "others", slice(5, None))
-        features = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten()])
-    else:
-        features = pretrained(args.backbone)
+    features = pretrained(args.backbone)
     *size, channels = features.input_shape[1:]
     colors = "grayscale" if channels == 1 else "rgb"
     options = {"image_size": size, "color_mode": colors, "shuffle": False, "verbose": False}
@@ -70,12 +57,15 @@ def main():
     dataset = read(args.photos, **options)
     photos, labels = (np.concatenate(part) for part in zip(*dataset, strict=True))
     print(f"{len(photos)} photos of the classes {', '.join(dataset.class_names)}")
-    learner = nsl_keras.few_shot.NearestCentroid(features, len(dataset.class_names))
+    found = features.predict(photos, verbose=0)
+    # Each photo in turn is the one to classify, from the features of all others.
+    learner = finetuner(keras.Input(found.shape[1:]), len(dataset.class_names))
     right = 0
     for own in np.eye(len(photos), dtype=bool):
-        episode = photos[None, ~own], labels[None, ~own], photos[None, own]
-        right += np.sum(learner.predict(episode, verbose=0)[0].argmax(-1) == labels[own])
+        logits = learner((found[None, ~own], labels[None, ~own], found[None, own]))
+        right += np.sum(logits[0].argmax(axis=-1) == labels[own])
     print(f"each photo from the others: {right} of {len(photos)} right")
+    learner = finetuner(features, len(dataset.class_names))
     classifier = learner.adapt(photos, labels, dataset.class_names)
     classifier.save(output / "classifier.keras")
     any_size = keras.Input((None, None, channels), dtype="uint8")
@@ -89,8 +79,8 @@ def main():
         name, share = answer["class"][0].numpy(), answer["probabilities"].numpy().max()
         print(f"{file}: {name.decode()}, {share:.0%}")
     if args.judge:
-        parts = zip(*read(args.judge, **options), strict=True)
-        judged, truths = map(np.concatenate, parts)
+        others = read(args.judge, class_names=dataset.class_names, **options)
+        judged, truths = (np.concatenate(part) for part in zip(*others, strict=True))
         right = classifier.predict(judged, verbose=0).argmax(axis=1) == truths
         print(f"{len(judged)} other photos: {np.mean(right):.1%} right")
     print(f"{output} has classifier.keras and served/1")
