@@ -206,7 +206,7 @@ def test_a_row_needs_its_control_and_a_rate_at_the_edge_its_star(tmp_path):
     rows = [[f"{each}{tables_of_runs.star(made[:1], trials)}", "1"] for each in titles]
     table = tables_of_runs.markdown(["method", "error"], [*rows, ["dynamic NSN, DNS*"]])
     assert "| CNN* | 1 |" in table and table.endswith(
-        "lowest or highest learning rate tried."
+        "the learning rate is the lowest or the highest that was tried."
     )
     assert not fair.problems(table, made, trials)
     # Settings name the rates, of all methods or of each.
