@@ -266,18 +266,18 @@ class NeighborDictionary(keras.layers.Layer):
         queries: Tensor,
         training: bool | None = None,
         kept: Tensor | None = None,
-        constants: Sequence[Sequence[Tensor]] = ((), ()),
+        prepared: Sequence[Sequence[Tensor]] = ((), ()),
     ) -> tuple[Entries, Tensor]:
         """Returns the entries that take part, and their attention, in the queries' dtype.
 
         With `dropout_scope="batch"`, dropped entries are not returned. If `kept` is given,
-        none are drawn. The `constants` are those of the metric and those of the inner loop.
+        none are drawn. `prepared` are what metric and inner loop prepared.
         """
         width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
         fits = queries.shape[-1] in (None, width)
         shape = tuple(queries.shape)
         validation.require(fits, "features.shape", f"(batch, {width})", shape)
-        of_metric, of_inner_loop = constants
+        of_metric, of_inner_loop = prepared
         keys, values, _ = self.entries(queries.dtype)
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)

@@ -113,7 +113,7 @@ class DualForm(InnerLoop):
     def _weights(self) -> list[_Weights]:
         return [stage.weights() for stage in self.stages]
 
-    def constants(self, entries: Entries) -> list[Tensor]:
+    def prepared(self, entries: Entries) -> list[Tensor]:
         """Returns the traces of one step, but for the first inputs, which are the keys."""
         if self.steps > 1:
             return []
@@ -127,7 +127,7 @@ class DualForm(InnerLoop):
                 outputs = stage.activation(_linear(stage, weights, outputs))
             return outputs[:, 0]
         outputs, rates = queries, iter(self.learning_rate.rates())
-        tensors = iter([entries.keys, *(entries.constants or self.constants(entries))])
+        tensors = iter([entries.keys, *(entries.prepared or self.prepared(entries))])
         for stage, weights in zip(self.stages, self._weights(), strict=True):
             inputs, gradients = next(tensors), next(tensors)
             if stage.is_cosine:
@@ -161,7 +161,7 @@ class DualForm(InnerLoop):
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
         (weights,) = self._weights()
-        (gradients,) = entries.constants or self.constants(entries)
+        (gradients,) = entries.prepared or self.prepared(entries)
         sums = _weighted_sums([], [entries.keys, gradients, attention])
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:

@@ -204,7 +204,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         ways = ("auto", "dual", "tape")
         self.inner_loop = validation.one_of(inner_loop, ways, "inner_loop")
         self._finetuning = self._made_inner_loop()
-        self.constants = Constants(self._constants)
+        self.constants = Constants(self._prepared)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     @property
@@ -276,11 +276,11 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         demand = 'of layers with dtype="float32" or wider on the nested tape'
         validation.require(is_wide, "head", demand, outputs.dtype)
 
-    def _constants(self) -> Any:
+    def _prepared(self) -> Any:
         _require_plain_layers(self.head)
         entries = self.dictionary.entries(self._precision)
-        of_metric = self.dictionary.metric.constants(entries.keys)
-        return of_metric, self._finetuning.constants(entries)
+        of_metric = self.dictionary.metric.prepared(entries.keys)
+        return of_metric, self._finetuning.prepared(entries)
 
     def call(
         self,
@@ -303,8 +303,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         _require_plain_layers(self.head)
         are_ready = self.constants.in_use and not training
         held = self.constants.held if are_ready else ((), ())
-        constants = tree.map_structure(ops.convert_to_tensor, held)
-        return self.dictionary.look_up(queries, training, kept, constants)
+        prepared = tree.map_structure(ops.convert_to_tensor, held)
+        return self.dictionary.look_up(queries, training, kept, prepared)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights `(batch, *shape)`, in order."""

@@ -25,11 +25,11 @@ InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Entries(NamedTuple):
-    """Keys `(entries, features)`, values `(entries, outputs)`, `InnerLoop.constants`."""
+    """Keys `(entries, features)`, values `(entries, outputs)`, `InnerLoop.prepared`."""
 
     keys: Tensor
     values: Tensor
-    constants: Sequence[Tensor] = ()
+    prepared: Sequence[Tensor] = ()
 
 
 # The losses are written out: with a fused softmax cross-entropy, the second derivative with
@@ -103,7 +103,7 @@ class InnerLoop(abc.ABC):
     steps: int = 1
     loss: InnerLoss = cross_entropy
 
-    def constants(self, entries: Entries) -> list[Tensor]:
+    def prepared(self, entries: Entries) -> list[Tensor]:
         """Returns what `outputs` needs of the entries and the head, but of no query."""
         return []
 

@@ -211,8 +211,8 @@ def _block_size(layer: Any, predictor: Any, block_size: int | None) -> int | Non
     """Returns the argument `block_size` of a layer, `None` unless it reads features."""
     if not hasattr(layer, "kernel_size"):
         return block_size
-    takes = issubclass(WITH_SIMILARITY[type(layer)], convolution.ConvolutionSimilarity)
-    if not takes or predictor is not None or _taps(layer) > 1:
+    is_dense = WITH_SIMILARITY[type(layer)].filter_axes == (-1,) and _taps(layer) == 1
+    if not is_dense or predictor is not None:
         return None
     return layer.kernel.shape[-2] if block_size is None else block_size
 

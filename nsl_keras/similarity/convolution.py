@@ -14,18 +14,8 @@ from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 
-class ConvolutionSimilarity(NeuralSimilarity):
-    """Private mixin: a convolution; if it has one tap, `M` may multiply its features."""
-
-    @property
-    def feature_axes(self) -> tuple[int, ...] | None:  # type: ignore[override]
-        """The axis of the channels that a filter reads, with a `block_size`."""
-        has_features = self.predictor is None and {*self.kernel_size} == {1}
-        return (self.rank,) if has_features and self.block_size is not None else None
-
-
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
+class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
     """2D convolution with a learned or predicted bilinear similarity.
 
     For a kernel of `T` positions, the taps `t, u` (row-major), channels `c` and filters
@@ -92,7 +82,7 @@ class NeuralSimilarityConv2D(ConvolutionSimilarity, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv1D(ConvolutionSimilarity, keras.layers.Conv1D):
+class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
     This layer, an addition to the paper, is `NeuralSimilarityConv2D` for sequences. The
@@ -114,7 +104,7 @@ class NeuralSimilarityConv1D(ConvolutionSimilarity, keras.layers.Conv1D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv3D(ConvolutionSimilarity, keras.layers.Conv3D):
+class NeuralSimilarityConv3D(NeuralSimilarity, keras.layers.Conv3D):
     """3D convolution with a learned or predicted bilinear similarity.
 
     This layer, an addition to the paper, is `NeuralSimilarityConv2D` for volumes.

@@ -70,7 +70,7 @@ class NeuralSimilarityEinsumDense(FeatureSimilarity, keras.layers.EinsumDense):
     dynamic_form = None
 
     @property
-    def feature_axes(self) -> tuple[int, ...]:  # type: ignore[override]
+    def feature_axes(self) -> tuple[int, ...]:
         """The contracted axes of the kernel."""
         return contracted_axes(self.equation)[0]
 

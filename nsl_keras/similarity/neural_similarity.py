@@ -102,8 +102,6 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
 
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
-    #: The axes of the kernel whose features `M` multiplies; `None` if it has taps.
-    feature_axes: tuple[int, ...] | None = None
     own_attributes = ("bilinear_form", "_kernel_trainable", "is_inside")
     #: Whether a layer that does not save this one as its part contains it.
     is_inside = False
@@ -112,6 +110,16 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def __init__(self, *args: Any, kernel_trainable: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kernel_trainable = kernel_trainable
+
+    @property
+    def feature_axes(self) -> tuple[int, ...] | None:
+        """The axes of the kernel whose features `M` multiplies; `None` if it has taps.
+
+        A static convolution of one tap and several filters has features by `block_size`.
+        """
+        is_dense = self.filter_axes == (-1,) and {*self.kernel_size} == {1}
+        has_features = is_dense and self.predictor is None and self.block_size is not None
+        return (self.rank,) if has_features else None
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
         form = self.form(similarity, predictor, block_size, "bilinear_form")

@@ -27,13 +27,13 @@ def make_model(head=None, kind=nsl_keras.MetaNeighborhoodModel, **options):
 @pytest.fixture
 def counted(monkeypatch):
     """The calls that compute constants, in traces too."""
-    calls, constants = [], DualForm.constants
+    calls, prepared = [], DualForm.prepared
 
     def counting(self, entries):
         calls.append(entries)
-        return constants(self, entries)
+        return prepared(self, entries)
 
-    monkeypatch.setattr(DualForm, "constants", counting)
+    monkeypatch.setattr(DualForm, "prepared", counting)
     return calls
 
 
