@@ -8,7 +8,9 @@ keras.applications, or a `.keras` file from pixels in 0 to 255 to features.
 """
 
 import argparse
+import inspect
 import pathlib
+import sys
 import tempfile
 
 import keras
@@ -22,14 +24,14 @@ def pretrained(name):
     """A network from pixels in 0 to 255 to features, with its own preprocessing."""
     if name.endswith(".keras"):
         return keras.saving.load_model(name)
-    for module in vars(keras.applications).values():
-        found = {each.lower(): each for each in dir(module)}
-        if hasattr(module, "preprocess_input") and name.lower() in found:
-            make = getattr(module, found[name.lower()])
-            network = make(include_top=False, pooling="avg")
-            pixels = keras.Input((224, 224, 3))
-            return keras.Model(pixels, network(module.preprocess_input(1.0 * pixels)))
-    raise SystemExit(f"keras.applications has no {name}")
+    makers = filter(inspect.isfunction, vars(keras.applications).values())
+    make = {each.__name__.lower(): each for each in makers}.get(name.lower())
+    if make is None:
+        raise SystemExit(f"keras.applications has no {name}")
+    preprocess_input = sys.modules[make.__module__].preprocess_input
+    network = make(include_top=False, pooling="avg")
+    pixels = keras.Input((224, 224, 3))
+    return keras.Model(pixels, network(preprocess_input(1.0 * pixels)))
 
 
 def finetuner(features, ways):
@@ -38,9 +40,10 @@ def finetuner(features, ways):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_is)
     parser.add_argument("--photos", required=True, help="folder with a subfolder per class")
-    parser.add_argument("--backbone", required=True, help="see above")
+    parser.add_argument("--backbone", required=True, help="name or file of the network")
     parser.add_argument("--judge", default=None, help="folder like that of --photos")
     parser.add_argument("--classify", nargs="*", default=[], help="photos to name")
     parser.add_argument("--output", default=None, help="folder; by default a new one")
@@ -48,6 +51,8 @@ def main():
     if missing := [each for each in args.classify if not pathlib.Path(each).is_file()]:
         parser.error(f"no such file: {missing[0]}")
     output = pathlib.Path(args.output or tempfile.mkdtemp())
+    if (output / "served").exists():
+        parser.error(f"{output} has a served model already: name another --output")
     output.mkdir(parents=True, exist_ok=True)
     features = pretrained(args.backbone)
     *size, channels = features.input_shape[1:]

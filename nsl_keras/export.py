@@ -142,7 +142,8 @@ def save_model(
     expected_shapes = [spec.shape for spec in tree.flatten(inputs)]
     shapes = [tuple(each.shape) for each in tree.flatten(batch)]
     fit = all(map(validation.fits, shapes, expected_shapes))
-    validation.require(fit, "examples", f"of the shapes {expected_shapes}", shapes)
+    demand = f"of the shapes {expected_shapes}; or pass `preprocessing`"
+    validation.require(fit, "examples", demand, shapes)
     predict = guarded(further.get("serve", lambda given: model(given, training=False)))
     expected = predict(batch), predict(batch)
     archive = keras.export.ExportArchive()

@@ -194,6 +194,7 @@ def require_linear(model: Layer, argument: str) -> None:
         if not passes or activation_of(layer) is not keras.activations.linear:
             raise ValueError(
                 f"`{argument}` must return logits: its last layer must be linear, and so "
-                "must be what follows it, without a softmax, sigmoid or ReLU. Received: "
+                "must be what follows it, without a softmax, sigmoid or ReLU. (To features "
+                "append `keras.layers.Dense(classes)`.) Received: "
                 f"{argument}={model.name!r}, whose outputs pass through {layer.name!r}"
             )

@@ -218,7 +218,7 @@ class NeighborDictionary(keras.layers.Layer):
         validation.optional(validation.non_negative_integer, seed, "seed")
         validation.one_per_example(y, examples, "y")
         fits = examples >= self.num_neighbors
-        demand = f"at least {self.num_neighbors}, one example for each entry"
+        demand = f"at least {self.num_neighbors}, one for each entry, or make fewer"
         validation.require(fits, "len(y)", demand, examples)
         generator = keras.random.SeedGenerator(seed)
         draws = keras.random.uniform((examples,), seed=generator)

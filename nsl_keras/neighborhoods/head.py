@@ -66,10 +66,6 @@ class Constants:
         self.in_use = False
         self.held: Any = ()
 
-    @property
-    def variables(self) -> list[keras.Variable]:
-        return tree.flatten(self.held)
-
     def build(self) -> None:
         options = {"trainable": False, "name": "constant"}
         self.held = tree.map_structure(
@@ -210,7 +206,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     @property
     def variables(self) -> list[keras.Variable]:
         # JAX runs models on the values of these variables. Files hold `weights`.
-        return [*super().variables, *self.constants.variables]
+        return [*super().variables, *tree.flatten(self.constants.held)]
 
     @property
     def active_inner_loop(self) -> str:
