@@ -48,8 +48,9 @@ def main():
     parser.add_argument("--classify", nargs="*", default=[], help="photos to name")
     parser.add_argument("--output", default=None, help="folder; by default a new one")
     args = parser.parse_args()
-    if missing := [each for each in args.classify if not pathlib.Path(each).is_file()]:
-        parser.error(f"no such file: {missing[0]}")
+    for path in (args.photos, args.judge or args.photos, *args.classify):
+        if not pathlib.Path(path).exists():
+            parser.error(f"no such file or folder: {path}")
     output = pathlib.Path(args.output or tempfile.mkdtemp())
     if (output / "served").exists():
         parser.error(f"{output} has a served model already: name another --output")
@@ -69,7 +70,7 @@ def main():
     for own in np.eye(len(photos), dtype=bool):
         logits = learner((found[None, ~own], labels[None, ~own], found[None, own]))
         right += np.sum(logits[0].argmax(axis=-1) == labels[own])
-    print(f"each photo from the others: {right} of {len(photos)} right")
+    print(f"leaving one photo out at a time: {right} of {len(photos)} right")
     learner = finetuner(features, len(dataset.class_names))
     classifier = learner.adapt(photos, labels, dataset.class_names)
     classifier.save(output / "classifier.keras")

@@ -30,7 +30,8 @@ PASSING = (
 @functools.cache
 def _own_calls() -> tuple[Any, Any]:
     inputs = keras.Input((1,), name="inputs")  # No automatic name: users count on theirs.
-    functional = keras.Model(inputs, inputs, name="functional")
+    outputs = keras.layers.Identity(name="outputs")(inputs)
+    functional = keras.Model(inputs, outputs, name="functional")
     return keras.Sequential.call, type(functional).call
 
 
@@ -159,13 +160,12 @@ def ending(model: keras.Model) -> tuple[Any, list[Any]]:
 def classifier_of(model: keras.Model) -> Layer:
     """Returns the last layer with weights of a functional or Sequential model."""
     layer = ending(model)[0] if is_graph(model) else None
-    if layer is None or isinstance(layer, keras.Model):
-        weighted = [each.name for each in model.layers if each.weights]
-        raise ValueError(
-            "`model` must be functional or Sequential and end in one layer with weights, "
-            "its classifier; or select variables by their names. Received: model "
-            f"{model.name!r} of the layers {weighted}"
-        )
+    is_known = layer is not None and not isinstance(layer, keras.Model)
+    demand = (
+        "functional or Sequential and end in one layer with weights, its classifier; or "
+        "select variables by their names"
+    )
+    validation.require(is_known, "model", demand, model.name)
     return layer
 
 

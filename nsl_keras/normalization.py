@@ -146,8 +146,7 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     def _measure(self, inputs: Tensor, mask: Any) -> None:
         demand = "called once in a model, without a mask, to normalize by episode"
         received = "several calls" if mask is None else mask
-        fits = self.batches_left and mask is None
-        validation.require(fits, self.name, demand, received)
+        validation.require(self.batches_left and mask is None, self.name, demand, received)
         self.batches_left = 0
         inputs = at_least_float32(inputs)
         # Written out: `tf.nn.moments` counts the mean as a constant in the variance, which

@@ -54,10 +54,8 @@ class Foldable(keras.layers.Layer):
                 classes have none, because they may compute something else.
         """
         if not self.is_exact:
-            raise ValueError(
-                f"`fold` needs a layer that computes as a {self.plain.__name__} does, and "
-                f"derived classes may not. Received: a {type(self).__name__}"
-            )
+            kind, plain = type(self).__name__, self.plain.__name__
+            raise ValueError(f"`fold` needs a layer that computes as {plain}, not a {kind}")
         validation.built(self, "fold")
         copy: Any = copied(self)
         copy.turn_back()

@@ -293,8 +293,7 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     demand = "numbers or text, not objects of other types"
     validation.require(images.dtype != object, "images", demand, images.dtype)
     demand = "of shape (n, ...), for example (n, height, width, channels), with no size 0"
-    is_full = images.ndim > 0 and images.size > 0
-    validation.require(is_full, "images", demand, images.shape)
+    validation.require(images.ndim > 0 and images.size > 0, "images", demand, images.shape)
     validation.finite(images, "images")
     labels = as_classes(labels)
     validation.one_per_example(labels, len(images))

@@ -83,8 +83,7 @@ class EpisodicLearner(Adapting, CheckedModel):
             validation.finite(y, "y")
             shape = (*np.shape(queries)[:2], *self.outputs_shape)
             demand = f"of the shape of the outputs, {shape}"  # Keras would broadcast it.
-            is_whole = y is None or np.shape(y) == shape
-            validation.require(is_whole, "y", demand, np.shape(y))
+            validation.require(y is None or np.shape(y) == shape, "y", demand, np.shape(y))
             return
         for episode, row in enumerate(ops.convert_to_numpy(labels)):
             found = np.unique(row)

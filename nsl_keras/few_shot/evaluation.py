@@ -129,8 +129,7 @@ def evaluate(
     """
     is_sampler = isinstance(sampler, EpisodeSampler)
     validation.require(is_sampler, "sampler", "an `EpisodeSampler`", sampler)
-    demand = "a learner, or a function of episodes"
-    validation.require(callable(learner), "learner", demand, learner)
+    validation.require(callable(learner), "learner", "a learner or a function", learner)
     episodes = validation.positive_integer(episodes, "episodes")
     validation.require(episodes > 1, "episodes", "at least 2", episodes)
     batch_size = min(validation.positive_integer(batch_size, "batch_size"), episodes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -16,9 +18,14 @@ from nsl_keras.similarity.form import BilinearForm
 _LARGEST = 1024
 
 
-def _for_each(constraint: Any) -> Any:
-    """Returns a constraint on several `M` from a constraint on one."""
-    return lambda several: ops.vectorized_map(constraint, ops.convert_to_tensor(several))
+class _Function(keras.regularizers.Regularizer, keras.constraints.Constraint):
+    """A function in one of these roles: Keras before 3.15 takes no functions."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, value: Any) -> Tensor:
+        return self.function(ops.convert_to_tensor(value))
 
 
 class StaticForm(BilinearForm):
@@ -76,12 +83,12 @@ class StaticForm(BilinearForm):
         start = np.broadcast_to(start, (*leading, *start.shape))
         constraint = similarity.constraint
         if leading and constraint is not None:
-            constraint = _for_each(constraint)
+            constraint = _Function(functools.partial(ops.vectorized_map, constraint))
         self.similarity_parameters = self.add_weight(
             name="similarity",
             shape=start.shape,
             initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
-            regularizer=similarity.regularizer and self._penalty,
+            regularizer=similarity.regularizer and _Function(self._penalty),
             constraint=constraint,
             autocast=False,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -47,3 +49,7 @@ class NeuralSimilarityConv2DTranspose(NeuralSimilarity, keras.layers.Conv2DTrans
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         options = (self.strides, self.padding, self.output_padding, self.data_format)
         return ops.conv_transpose(inputs, kernel, *options, self.dilation_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        # Keras before 3.15 leaves it out.
+        return {**super().get_config(), "output_padding": self.output_padding}

@@ -101,6 +101,6 @@ def test_layers_without_a_plain_equivalent(layer, shape, received):
         fold(model)
     if isinstance(layer, Own):
         with pytest.raises(
-            ValueError, match=r"`fold` needs .* computes as a Conv2D .*a Own"
+            ValueError, match=r"`fold` needs .* computes as Conv2D, not a Own"
         ):
             layer.fold()
