@@ -176,9 +176,9 @@ def with_two_outputs():
         (network, {"test_inner_steps": 0}, "`test_inner_steps` must be"),
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "`MAML` needs a built layer"),
         (lambda: of_layers(layers.Flatten(), layers.Softmax()), {}, "logits.*'softmax"),
-        (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"model=\(None, 4, 4, 2\)"),
+        (lambda: of_layers(layers.Conv2D(2, 3)), {}, r"shape=\(None, 4, 4, 2\)"),
         (lambda: of_layers(layers.Flatten(), layers.Dense(1)), {}, "for two or more ways"),
-        (with_two_outputs, {}, "`model` must be a model with one output, the"),
+        (with_two_outputs, {}, "`model` must be a model with one output, log"),
     ],
 )
 def test_errors(make, options, message):

@@ -247,7 +247,7 @@ test_errors = refusing(
     (lambda: built(fixed_values=np.ones((3, 2))), "`fixed_values` must be numbers of"),
     (lambda: built(fixed_values=[[np.nan] * 3] * 4), "`fixed_values` must be finite"),
     (lambda: built(fixed_values=[[1, 1, 0]] * 4), "hold a probability distribution"),
-    (lambda: started(X[:9], LABELS[:9]), "at least 12, one example for each.*=9"),
+    (lambda: started(X[:9], LABELS[:9]), "at least 12, one for each entry, or.*=9"),
     (lambda: started(seed=-1), "`seed` must be"),
     (lambda: in_a_head(built()).build((None, 6)), "with keys of the 6 features"),
     (lambda: started(X, LABELS[:-1]), r"`len\(y\)` must be 60, .*=59"),
