@@ -69,12 +69,12 @@ def set_flags(flags: Iterable[tuple[Any, bool]]) -> None:
             part.trainable = trainable
 
 
-def unfreeze_holders(model: Layer, held: Iterable[Layer]) -> None:
+def unfreeze_containers(model: Layer, held: Iterable[Layer]) -> None:
     """Unfreezes only what contains some layers, and would freeze them when loaded."""
     found = {*held}
     parts = parts_of(model)
-    holders = [each for each in parts if not found.isdisjoint(sublayers(each))]
-    flags = [(each, each.trainable or each in holders) for each in parts]
+    containers = [each for each in parts if not found.isdisjoint(sublayers(each))]
+    flags = [(each, each.trainable or each in containers) for each in parts]
     set_flags([*flags, *((each, each.trainable) for each in model.variables)])
 
 

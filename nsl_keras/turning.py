@@ -1,4 +1,4 @@
-"""Turns a built layer into its kin, in place: a Keras layer into one of ours, and back.
+"""Turns a built Keras layer into one of this package, in place, and back.
 
 The layer stays the same object with the same variables, so graphs, nested models, names and
 paths do not change. Conversions turn layers of a copy, or of the model itself.
@@ -61,7 +61,7 @@ class Foldable(keras.layers.Layer):
         copy.turn_back()
         return copy
 
-    def leave_kin(self) -> None:
+    def become_plain(self) -> None:
         """Makes the layer plain, with its values, also if an error left it half turned."""
         for name in vars(self).keys() & {*self.own_attributes}:
             remove_attribute(self, name)
@@ -70,6 +70,6 @@ class Foldable(keras.layers.Layer):
     def turn_back(self) -> None:
         """Turns the layer, in place, into the plain layer that computes the same."""
         values = self.folded_variables()
-        self.leave_kin()
+        self.become_plain()
         for variable, value in values:
             variable.assign(value)

@@ -1,4 +1,4 @@
-"""Layers that become their kin in place."""
+"""Layers that change their class in place."""
 
 import keras
 import numpy as np

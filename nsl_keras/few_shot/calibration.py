@@ -9,7 +9,7 @@ from nsl_keras import validation
 #: A support set is held out in at most this many parts.
 _MOST_PARTS = 5
 
-#: The `doubt` for logits of examples that were adapted to, chosen on validation classes.
+#: `smoothing` for examples that were adapted to, chosen on validation classes.
 SEEN = 0.08
 
 
@@ -27,23 +27,22 @@ def held_out_parts(labels: np.ndarray) -> list[np.ndarray]:
 
 
 def fitted_temperature(
-    logits: np.ndarray, labels: np.ndarray, doubt: float | None = None
+    logits: np.ndarray, labels: np.ndarray, smoothing: float | None = None
 ) -> float:
     """Returns the temperature that minimizes the cross-entropy of `logits / temperature`.
 
-    The target of the true class is `1 - doubt`, so that a few right answers do not give
-    certainty; `None` is the doubt of Platt (1999) about held-out examples. The search takes
-    steps of 2 %.
+    The target of the true class is `1 - smoothing`, so that a few right answers do not give
+    certainty; `None` is Platt's (1999) for held-out examples. The search has steps of 2 %.
     """
     validation.finite(logits, "logits")
-    doubt = 1 / (len(labels) + 2) if doubt is None else doubt
+    smoothing = 1 / (len(labels) + 2) if smoothing is None else smoothing
     logits = logits.astype("float64")
     spread = np.mean(np.std(logits, axis=1))
     if not spread:
         return 1.0  # The logits know nothing.
     examples, classes = logits.shape
-    targets = np.full(logits.shape, doubt / (classes - 1))
-    targets[np.arange(examples), labels] = 1 - doubt
+    targets = np.full(logits.shape, smoothing / (classes - 1))
+    targets[np.arange(examples), labels] = 1 - smoothing
     temperatures = spread * np.geomspace(1e-3, 1e3, 601)
 
     def loss(temperature: float) -> float:

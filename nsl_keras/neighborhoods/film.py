@@ -235,5 +235,5 @@ def add_film(
             layer.film_options = kwargs
             layer.build_film(input_shape)
     # An iFiLM is trained, also after a frozen batch norm of a frozen model.
-    nesting.unfreeze_holders(graph, chosen)
+    nesting.unfreeze_containers(graph, chosen)
     return copy

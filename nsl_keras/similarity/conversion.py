@@ -142,12 +142,12 @@ def add_similarity(
     except Exception:
         for layer in chosen:
             if isinstance(layer, NeuralSimilarity):
-                layer.leave_kin()
+                layer.become_plain()
         nesting.set_flags(flags)
         raise
     for layer in chosen:
         layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-    nesting.unfreeze_holders(root, [*chosen, *free])
+    nesting.unfreeze_containers(root, [*chosen, *free])
     nesting.forget_functions(model)
     return model
 

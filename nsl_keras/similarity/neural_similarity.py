@@ -261,10 +261,10 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             folded.append((self.lora_kernel_b, ops.zeros(self.lora_kernel_b.shape)))
         return folded
 
-    def leave_kin(self) -> None:
+    def become_plain(self) -> None:
         set_autocast(self.kernel_variable, True)
         self.kernel_trainable = True
-        super().leave_kin()
+        super().become_plain()
 
     def save_assets(self, _: str) -> None:
         """Raises if a `.keras` file, which Keras is writing, would lose `M`."""
