@@ -262,6 +262,8 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "mine").write_text("kept")
     with refused("`filepath` must be a folder that does not exist yet; for a Keras file"):
         export.save_model(noisy_model(), tmp_path)
+    with refused("for a Keras file call `model.save`"):
+        export.save_model(noisy_model(), tmp_path / "model.keras")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

@@ -70,7 +70,7 @@ def add_similarity(
             layer, for example `"attention.*query"`; or a function from a layer to a bool.
             `None` converts the convolutions whose kernel has more than one tap (position);
             with a `block_size`, or if no convolution has overlapping windows, the `Dense`
-            and `EinsumDense` layers except the last.
+            and `EinsumDense` layers except the last of a functional or Sequential model.
         block_size: int or `None`, for `Dense`, `EinsumDense` and 1x1 convolutions; see
             `nsl_keras.layers.NeuralSimilarityDense`. `None` is one block of all features,
             at most 1,024 unless the similarity is diagonal.

@@ -87,7 +87,7 @@ def test_logits_are_the_learners(make, eager):
     "x, y, names, message",
     [
         (SUPPORT, LABELS + 1, NAMES, r"that count them from 0.*y=\[1, 2, 3\]"),
-        (SUPPORT, LABELS, (*NAMES, "bee"), r"an example of each class.*'bee'\)"),
+        (SUPPORT, LABELS, (*NAMES, "bee"), r"an example of each class.*missing: \[3\]"),
         (SUPPORT, LABELS, ("elk", "elk", "owl"), r"two or more classes.*y=\[0, 1, 2\]"),
         (SUPPORT, np.array(NAMES)[LABELS], ("elk", "owl"), r"y=\['elk', 'lynx'"),
         (SUPPORT, np.zeros(6, int), None, r"two or more classes.*y=\[0\]"),
@@ -97,6 +97,7 @@ def test_logits_are_the_learners(make, eager):
         ("photos", None, None, "image_dataset_from_directory"),
         ([f"{name}.jpg" for name in LABELS], LABELS, None, "as the network takes them"),
         ([SUPPORT[0], SUPPORT[1][:2]], [0, 1], None, "must have the same shape"),
+        (SUPPORT[:, :5], LABELS, None, r"of shape \(None, 6, 6, 1\).*x=\(6, 5, 6, 1\)"),
         (SUPPORT[:0], LABELS[:0], None, "labels of two or more classes"),
         (iter(zip(SUPPORT, LABELS, strict=True)), None, None, "without a batch axis"),
         (SUPPORT * np.nan, LABELS, None, "`x` must be finite"),
@@ -127,7 +128,7 @@ def test_what_cannot_be_adapted():
 FOLDED = {
     "cosine": lambda: learner(),
     "proto": lambda: learner(few_shot.ProtoNet, batch_normalization="support"),
-    "finetuner": lambda: few_shot.Finetuner(dense(), 3, steps=2),
+    "finetuner": lambda: few_shot.Finetuner(dense(), steps=2),
     "neighborhood": lambda: learner(few_shot.NeighborhoodLearner),
 }
 
