@@ -246,8 +246,9 @@ class ReplicatedModel(keras.Model):
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Any]:
         results: dict[str, Any] = super().compute_metrics(x, y, y_pred, sample_weight)
-        replicas, devices = replicas_in_sync(), self.distribute_strategy.extended
-        if replicas > 1 and replicas > len(devices.worker_devices):
+        strategy = self.distribute_strategy
+        replicas = strategy.num_replicas_in_sync
+        if replicas > 1 and replicas > len(strategy.extended.worker_devices):
             # Keras averages over workers along an axis that results do not have.
             results = {name: tf.expand_dims(each, 0) for name, each in results.items()}
         return results

@@ -100,10 +100,10 @@ class NeighborhoodLearner(MetricLearner):
         def one_episode(tensors: list[Tensor]) -> Tensor:
             keys, values, attention, queries, prototypes = tensors
             weights = [ops.transpose(prototypes), self.learned_scale]
-            stage = DenseStage(lambda: weights, is_cosine=True)
+            stages = [DenseStage(weights, is_cosine=True)]
             # In one chunk: the size of a support set may be unknown.
             inner_loop = DualForm(
-                self.rate, self.inner_steps, stages=[stage], chunk_size=None
+                self.rate, self.inner_steps, stages=lambda: stages, chunk_size=None
             )
             # MN Eq. (3).
             return inner_loop.outputs(Entries(keys, values), attention, queries)

@@ -266,33 +266,36 @@ class NeighborDictionary(keras.layers.Layer):
         queries: Tensor,
         training: bool | None = None,
         kept: Tensor | None = None,
-        prepared: Sequence[Sequence[Tensor]] = ((), ()),
+        prepared: Sequence[Tensor] = (),
     ) -> tuple[Entries, Tensor]:
         """Returns the entries that take part, and their attention, in the queries' dtype.
 
         With `dropout_scope="batch"`, dropped entries are not returned. If `kept` is given,
-        none are drawn. `prepared` are what metric and inner loop prepared.
+        none are drawn. `prepared` is what the inner loop prepared, if anything.
         """
-        width = self.keys.shape[-1]  # Only a call checks the `input_spec`.
-        fits = queries.shape[-1] in (None, width)
-        shape = tuple(queries.shape)
-        validation.require(fits, "features.shape", f"(batch, {width})", shape)
-        of_metric, of_inner_loop = prepared
-        keys, values, _ = self.entries(queries.dtype)
+        width = self.keys.shape[-1]
+        if queries.shape[-1] not in (None, width):  # Only a call checks the `input_spec`.
+            raise ValueError(
+                f"`features.shape` must be (batch, {width}). Received: "
+                f"features.shape={tuple(queries.shape)}"
+            )
+        keys, values = ops.cast(self.keys, queries.dtype), None
+        if not prepared:
+            values = ops.cast(self.values, queries.dtype)
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)
             if self.dropout_scope == "batch":
                 taken = ops.argsort(ops.cast(kept[0], "int32"))[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
                 kept = None
-        scores = self.metric(queries, keys, *of_metric)
+        scores = self.metric(queries, keys)
         scores = scores * ops.abs(ops.cast(self.inverse_temperature, scores.dtype))
         if kept is not None:
             # Far below any score, so that the weight is exactly zero.
             scores = ops.where(kept, scores, -1e30)
         # MN Eq. (5): attention. Keras warns of a softmax over one entry.
         attention = ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores)
-        return Entries(keys, values, of_inner_loop), attention
+        return Entries(keys, values, prepared), attention
 
     def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws `kept` for a training step.

@@ -14,7 +14,6 @@ their finetuned columns: one large product, in chunks of entries that fit the ca
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,11 +36,12 @@ CACHED_ENTRIES = 512
 class DenseStage:
     """One layer of a head: `activation(x W + b)`, or `activation(scale * cos(x, W))`.
 
-    `weights()` returns the kernel `W`, of shape `(inputs, outputs)`, and then the bias, if
-    any, or the scale of the cosines, which is not finetuned.
+    `weights` are the kernel `W`, of shape `(inputs, outputs)`, and the bias, if any, or the
+    scale of the cosines, which is not finetuned. Once finetuned, they have a batch axis in
+    front.
     """
 
-    weights: Callable[[], list[Any]]
+    weights: list[Any]
     activation: Callable[..., Tensor] = keras.activations.linear
     is_cosine: bool = False
 
@@ -50,49 +50,41 @@ class DenseStage:
 _ACTIVATIONS = (layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU)
 
 
-def layers_of(head: Any) -> list[Any]:
-    """Returns the layers of a stack, or the head as the only one."""
-    return head.layers if type(head) is keras.Sequential else [head]
-
-
-def stages_of(head: layers.Layer) -> list[DenseStage]:
-    """Returns the dense stages of a head, which may be unbuilt.
+def stages_of(head: Any) -> list[DenseStage]:
+    """Returns the dense stages of a head, with its weights, none if it is not built.
 
     The head is a `Dense` or `CosineDense` layer, or a `keras.Sequential` of these and of
     `_ACTIVATIONS`; otherwise a `ValueError` names the layer.
     """
     stages: list[DenseStage] = []
-    for layer in layers_of(head):
-        activation: Any = getattr(layer, "activation", None)
-        has_weights = isinstance(activation, layers.Layer)  # A PReLU has.
-        if type(layer) is CosineDense:
-            stages.append(
-                DenseStage(functools.partial(_read, layer, "learned_scale"), is_cosine=True)
-            )
-        elif type(layer) is layers.Dense and not has_weights:
-            stages.append(DenseStage(functools.partial(_read, layer, "bias"), activation))
-        elif stages and type(layer) in _ACTIVATIONS and not has_weights:
+    for layer in head.layers if type(head) is keras.Sequential else [head]:
+        activation: Any = getattr(layer, "activation", None) or keras.activations.linear
+        kind, is_cosine = type(layer), type(layer) is CosineDense
+        names = ("kernel", "learned_scale" if is_cosine else "bias")
+        weights = [getattr(layer, name, None) for name in names]
+        weights = [each for each in weights if each is not None]
+        # Not so with LoRA, int8, and activations that have weights, as PReLU.
+        is_plain = not isinstance(activation, layers.Layer) and all(
+            isinstance(each, keras.Variable) and keras.backend.is_float_dtype(each.dtype)
+            for each in weights
+        )
+        if is_plain and kind in (layers.Dense, CosineDense):
+            stages.append(DenseStage(weights, activation, is_cosine))
+        elif is_plain and stages and kind in _ACTIVATIONS:
             stages[-1] = _followed_by(stages[-1], layer.call)
         else:
             raise ValueError(
-                "`head` must consist of Dense and CosineDense layers and activations for "
+                "`head` must consist of Dense and CosineDense layers, with plain kernels, "
+                "without LoRA or quantization, and activations for "
                 f'`inner_loop="dual"`. Received: {layer} with activation={activation}'
             )
     return stages
-
-
-def _read(layer: Any, second: str) -> list[Any]:
-    weights = layer.kernel, getattr(layer, second)
-    return [each for each in weights if each is not None]
 
 
 def _followed_by(stage: DenseStage, activation: Callable[..., Tensor]) -> DenseStage:
     first = stage.activation
     return dataclasses.replace(stage, activation=lambda outputs: activation(first(outputs)))
 
-
-#: The weights of a stage. Once finetuned, kernel and bias have a batch axis in front.
-_Weights = list[Tensor]
 
 #: A stage's inputs `(entries, inputs)` and gradients `(entries, outputs)`; a batch axis is
 #: in front if they depend on per-example weights. Their product is an entry's gradient
@@ -107,67 +99,63 @@ class DualForm(InnerLoop):
     `chunk_size` bounds the entries whose terms are in memory at once; `None` takes all.
     """
 
-    stages: list[DenseStage]
+    stages: Callable[[], list[DenseStage]]
     chunk_size: int | None = CACHED_ENTRIES
-
-    def _weights(self) -> list[_Weights]:
-        return [stage.weights() for stage in self.stages]
 
     def prepared(self, entries: Entries) -> list[Tensor]:
         """Returns the traces of one step, but for the first inputs, which are the keys."""
         if self.steps > 1:
             return []
-        return tree.flatten(self._traces(self._weights(), entries))[1:]
+        return tree.flatten(self._traces(self.stages(), entries))[1:]
 
     def outputs(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
+        stages = self.stages()
         if self.steps > 1:
             outputs = queries[:, None]
-            finetuned = self._finetune(entries, attention)
-            for stage, weights in zip(self.stages, finetuned, strict=True):
-                outputs = stage.activation(_linear(stage, weights, outputs))
+            for stage in self._finetuned(stages, entries, attention):
+                outputs = stage.activation(_linear(stage, outputs))
             return outputs[:, 0]
         outputs, rates = queries, iter(self.learning_rate.rates())
-        tensors = iter([entries.keys, *(entries.prepared or self.prepared(entries))])
-        for stage, weights in zip(self.stages, self._weights(), strict=True):
+        traces = entries.prepared or tree.flatten(self._traces(stages, entries))[1:]
+        tensors = iter([entries.keys, *traces])
+        for stage in stages:
             inputs, gradients = next(tensors), next(tensors)
             if stage.is_cosine:
                 parts = [inputs, gradients, attention]
                 sums = sum_over_chunks(_weighted_sums, [], parts, _AXES, self.chunk_size)
-                finetuned = _updated(stage, weights, sums, rates)
-                outputs = _linear(stage, finetuned, outputs[:, None])[:, 0]
+                outputs = _linear(_updated(stage, sums, rates), outputs[:, None])[:, 0]
             else:
                 # The dual form of MN Eq. (3), one step.
                 rate, transposed = next(rates), ops.swapaxes(inputs, -1, -2)
-                of_bias = next(rates) if len(weights) > 1 else 0
+                has_bias = len(stage.weights) > 1
+                of_bias = next(rates) if has_bias else 0
                 if self.learning_rate.form == "diagonal":
                     scaled = outputs * ops.reshape(rate, (-1,))
                     scores = ops.matmul(scaled, transposed) + of_bias
                     changes = ops.matmul(attention * scores, gradients)
                 else:  # One rate for both; attention by cosines has the same product.
-                    scores = ops.matmul(outputs, transposed) + (len(weights) - 1)
+                    scores = ops.matmul(outputs, transposed) + int(has_bias)
                     changes = rate * ops.matmul(attention * scores, gradients)
-                outputs = _linear(stage, weights, outputs) - changes
+                outputs = _linear(stage, outputs) - changes
             outputs = stage.activation(outputs)
         return outputs
 
     def weights(self, entries: Entries, attention: Tensor) -> list[Tensor]:
-        finetuned = self._finetune(entries, attention)
-        pairs = zip(self.stages, finetuned, strict=True)
-        parts = [own[:1] if stage.is_cosine else own for stage, own in pairs]
-        return tree.flatten(parts)
+        finetuned = self._finetuned(self.stages(), entries, attention)
+        return tree.flatten(
+            [stage.weights[:1] if stage.is_cosine else stage.weights for stage in finetuned]
+        )
 
     def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
-        stage, *others = self.stages
+        stage, *others = stages = self.stages()
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
-        (weights,) = self._weights()
-        (gradients,) = entries.prepared or self.prepared(entries)
+        gradients = (entries.prepared or tree.flatten(self._traces(stages, entries))[1:])[0]
         sums = _weighted_sums([], [entries.keys, gradients, attention])
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:
-            rates = iter(self.learning_rate.rates())
-            finetuned = _updated(stage, weights, sums, rates)
-            return ops.sum(_linear(stage, finetuned, queries[:, None])), None
+            finetuned = _updated(stage, sums, iter(self.learning_rate.rates()))
+            return ops.sum(_linear(finetuned, queries[:, None])), None
 
         # An output depends on the sums of its own column alone, so that the derivatives of
         # the total are those of each output.
@@ -178,28 +166,30 @@ class DualForm(InnerLoop):
         slopes = ops.matmul(columns, ops.transpose(entries.keys)) + biases[..., None]
         return attention[..., None] * gradients * ops.swapaxes(slopes, 1, 2)
 
-    def _finetune(self, entries: Entries, attention: Tensor) -> list[_Weights]:
-        weights = self._weights()
+    def _finetuned(
+        self, stages: list[DenseStage], entries: Entries, attention: Tensor
+    ) -> list[DenseStage]:
+        """Returns the stages with each example's weights."""
+        structure = [stage.weights for stage in stages]
 
         def terms(shared: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
             keys, values, attention = chunk
-            own = tree.pack_sequence_as(weights, shared)
+            weights = tree.pack_sequence_as(structure, shared)
+            pairs = zip(stages, weights, strict=True)
+            own = [dataclasses.replace(stage, weights=each) for stage, each in pairs]
             traces = self._traces(own, Entries(keys, values))
             sums = [_weighted_sums([], [*trace, attention]) for trace in traces]
             return tree.flatten(sums)
 
         tensors = [entries.keys, entries.values, attention]
         for _ in range(self.steps):
-            shared = tree.flatten(weights)
+            shared = tree.flatten([stage.weights for stage in stages])
             sums = iter(sum_over_chunks(terms, shared, tensors, _AXES, self.chunk_size))
             rates = iter(self.learning_rate.rates())
-            weights = [
-                _updated(stage, own, [next(sums), next(sums)], rates)
-                for stage, own in zip(self.stages, weights, strict=True)
-            ]
-        return weights
+            stages = [_updated(each, [next(sums), next(sums)], rates) for each in stages]
+        return stages
 
-    def _traces(self, weights: list[_Weights], entries: Entries) -> list[_Trace]:
+    def _traces(self, stages: list[DenseStage], entries: Entries) -> list[_Trace]:
         """Runs one forward and one backward pass of the head over the dictionary.
 
         Entries do not interact: the gradient of the summed losses is each entry's own.
@@ -207,36 +197,36 @@ class DualForm(InnerLoop):
 
         def total_loss(offsets: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             seen, outputs = [], entries.keys
-            for stage, own, offset in zip(self.stages, weights, offsets, strict=True):
+            for stage, offset in zip(stages, offsets, strict=True):
                 seen.append(outputs)
-                outputs = stage.activation(_linear(stage, own, outputs) + offset)
+                outputs = stage.activation(_linear(stage, outputs) + offset)
             return ops.sum(self.loss(entries.values, outputs)), seen
 
-        batch = ops.shape(weights[0][0])[:-2]
+        kernels = [stage.weights[0] for stage in stages]
         count = ops.shape(entries.keys)[0]
         zeros = [
-            ops.zeros((*batch, count, kernel.shape[-1]), entries.keys.dtype)
-            for kernel, *_ in weights
+            ops.zeros((*ops.shape(each)[:-2], count, each.shape[-1]), entries.keys.dtype)
+            for each in kernels
         ]
         gradients, inputs = gradients_of(total_loss, zeros)
-        for index, stage in enumerate(self.stages):
+        for index, stage in enumerate(stages):
             if stage.is_cosine:
-                gradients[index] *= _scale_of(weights[index], inputs[index])
+                gradients[index] *= _scale_of(stage, inputs[index])
         return [*zip(inputs, gradients, strict=True)]
 
 
-def _linear(stage: DenseStage, weights: _Weights, inputs: Tensor) -> Tensor:
-    kernel, *rest = (ops.cast(each, inputs.dtype) for each in weights)
+def _linear(stage: DenseStage, inputs: Tensor) -> Tensor:
+    kernel, *rest = (ops.cast(each, inputs.dtype) for each in stage.weights)
     if stage.is_cosine:
-        inputs = inputs * _scale_of(weights, inputs)
+        inputs = inputs * _scale_of(stage, inputs)
         return ops.matmul(inputs, kernel) * inverse_norm(kernel, axis=-2)
     outputs = ops.matmul(inputs, kernel)
     return outputs + rest[0][..., None, :] if rest else outputs
 
 
-def _scale_of(weights: _Weights, inputs: Tensor) -> Tensor:
+def _scale_of(stage: DenseStage, inputs: Tensor) -> Tensor:
     """Returns what a cosine layer multiplies its inputs by."""
-    return ops.cast(weights[1], inputs.dtype) * inverse_norm(inputs)
+    return ops.cast(stage.weights[1], inputs.dtype) * inverse_norm(inputs)
 
 
 def _weighted_sums(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
@@ -253,10 +243,10 @@ def _weighted_sums(_: list[Tensor], chunk: list[Tensor]) -> list[Tensor]:
 
 
 def _updated(
-    stage: DenseStage, weights: _Weights, sums: Sequence[Tensor], rates: Iterator[Tensor]
-) -> _Weights:
-    """Returns each example's weights after a step by `_weighted_sums` at the next rates."""
-    (kernel, *rest), (transposed, of_bias) = weights, sums
+    stage: DenseStage, sums: Sequence[Tensor], rates: Iterator[Tensor]
+) -> DenseStage:
+    """Returns a stage after a step by `_weighted_sums` at the next rates."""
+    (kernel, *rest), (transposed, of_bias) = stage.weights, sums
     gradient = ops.swapaxes(transposed, -1, -2)
     kernel = ops.cast(kernel, gradient.dtype)
     if stage.is_cosine:
@@ -270,4 +260,4 @@ def _updated(
     kernel = kernel - next(rates) * gradient
     if rest and not stage.is_cosine:
         rest = [ops.cast(rest[0], kernel.dtype) - next(rates) * of_bias]
-    return [kernel, *rest]
+    return dataclasses.replace(stage, weights=[kernel, *rest])

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 from absl import logging
-from keras import ops, tree
+from keras import ops
 
 from nsl_keras import configs, nesting, validation
 from nsl_keras.backend import Tensor, largest, leave_out_of_xla, update_before, wide_dtype
@@ -26,8 +27,8 @@ from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods import inner_loop as loops
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary
-from nsl_keras.neighborhoods.dual_form import DualForm, layers_of, stages_of
-from nsl_keras.neighborhoods.inner_loop import LOSSES, Entries, InnerLearningRate
+from nsl_keras.neighborhoods.dual_form import DualForm, stages_of
+from nsl_keras.neighborhoods.inner_loop import LOSSES, InnerLearningRate
 
 
 class Neighbors(NamedTuple):
@@ -61,29 +62,31 @@ class Neighbors(NamedTuple):
 class Constants:
     """Variables for the tensors that a function computes; Keras does not track them."""
 
-    def __init__(self, compute: Callable[[], Any]) -> None:
+    def __init__(self, compute: Callable[[], list[Tensor]]) -> None:
         self.compute = compute
-        self.in_use = False
-        self.held: Any = ()
+        self.held: list[keras.Variable] = []
+        #: The variables while they are used, or nothing.
+        self.current: list[keras.Variable] = []
 
     def build(self) -> None:
         options = {"trainable": False, "name": "constant"}
-        self.held = tree.map_structure(
-            lambda each: keras.Variable("zeros", each.shape, each.dtype, **options),
-            self.compute(),
-        )
+        self.held = [
+            keras.Variable("zeros", each.shape, each.dtype, **options)
+            for each in self.compute()
+        ]
 
     def update(self) -> None:
-        tree.map_structure(lambda own, new: own.assign(new), self.held, self.compute())
+        for own, new in zip(self.held, self.compute(), strict=True):
+            own.assign(new)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Lets the head read the constants instead of computing them."""
-        self.in_use = True
+        self.current = self.held
         try:
             yield
         finally:
-            self.in_use = False
+            self.current = []
 
 
 @dataclasses.dataclass
@@ -206,7 +209,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     @property
     def variables(self) -> list[keras.Variable]:
         # JAX runs models on the values of these variables. Files hold `weights`.
-        return [*super().variables, *tree.flatten(self.constants.held)]
+        return [*super().variables, *self.constants.held]
 
     @property
     def active_inner_loop(self) -> str:
@@ -233,7 +236,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(is_matrix and outputs[-1] >= least, "head", demand, outputs)
         if self.task == "classification":
             require_linear(self.head, "head")
-        _require_plain_layers(self.head)
+        loops.require_plain_layers(self.head)
         self.dictionary.set_outputs(outputs[-1], self.task)
         if isinstance(self._finetuning, loops.NestedTape):
             self._require_tape(features)
@@ -250,7 +253,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         options = self.learning_rate, self.inner_steps, LOSSES[self.task]
         if self.inner_loop != "tape":
             try:
-                return DualForm(*options, stages=stages_of(self.head))
+                stages_of(self.head)
+                stages = functools.partial(stages_of, self.head)
+                return DualForm(*options, stages=stages)
             except ValueError as error:
                 if self.inner_loop == "dual":
                     raise
@@ -272,11 +277,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         demand = 'of layers with dtype="float32" or wider on the nested tape'
         validation.require(is_wide, "head", demand, outputs.dtype)
 
-    def _prepared(self) -> Any:
-        _require_plain_layers(self.head)
-        entries = self.dictionary.entries(self._precision)
-        of_metric = self.dictionary.metric.prepared(entries.keys)
-        return of_metric, self._finetuning.prepared(entries)
+    def _prepared(self) -> list[Tensor]:
+        return self._finetuning.prepared(self.dictionary.entries(self._precision))
 
     def call(
         self,
@@ -289,24 +291,15 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         if not adapt:
             return ops.cast(self.head(inputs), self.compute_dtype)
         queries = ops.cast(inputs, self._precision)
-        outputs = self._finetuning.outputs(*self._look_up(queries, training, kept), queries)
-        return ops.cast(outputs, self.compute_dtype)
-
-    def _look_up(
-        self, queries: Tensor, training: bool | None = None, kept: Tensor | None = None
-    ) -> tuple[Entries, Tensor]:
-        """Returns entries, with constants if they are in use, and their attention."""
-        _require_plain_layers(self.head)
-        are_ready = self.constants.in_use and not training
-        held = self.constants.held if are_ready else ((), ())
-        prepared = tree.map_structure(ops.convert_to_tensor, held)
-        return self.dictionary.look_up(queries, training, kept, prepared)
+        prepared = () if training else self.constants.current
+        found = self.dictionary.look_up(queries, training, kept, prepared)
+        return ops.cast(self._finetuning.outputs(*found, queries), self.compute_dtype)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights `(batch, *shape)`, in order."""
         validation.built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)
-        return self._finetuning.weights(*self._look_up(queries, kept=kept))
+        return self._finetuning.weights(*self.dictionary.look_up(queries, kept=kept))
 
     def neighbors(
         self, features: Tensor, k: int = 5, by: str = "attention", effects: bool = False
@@ -314,7 +307,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         """Returns `k` entries per example, as `MetaNeighborhoodModel.neighbors` does."""
         self.require_ranking(k, by)
         queries = ops.cast(features, self._precision)
-        entries, attention = self._look_up(queries)
+        found = self.dictionary.look_up(queries, prepared=self.constants.current)
+        entries, attention = found
         ranked, changes = attention, None
         if effects or by == "effect":
             changes = self._finetuning.effects(entries, attention, queries)
@@ -325,10 +319,10 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return Neighbors(
             indices,
             ops.take_along_axis(attention, indices, axis=1),
-            ops.take(entries.values, indices, axis=0),
+            ops.take(ops.cast(self.dictionary.values, queries.dtype), indices, axis=0),
             changes,
             ops.cast(self.head(features), self._precision),
-            self._finetuning.outputs(entries, attention, queries),
+            self._finetuning.outputs(*found, queries),
         )
 
     def limit_rates(self) -> None:
@@ -337,7 +331,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         There, a step of a dense layer (the 1 is its bias) does not overshoot the loss of an
         entry of average norm. Inputs of `CosineDense` are normalized.
         """
-        if not isinstance(layers_of(self.head)[0], CosineDense):
+        first, *_ = getattr(self.head, "layers", [self.head])
+        if not isinstance(first, CosineDense):
             keys = ops.cast(self.dictionary.keys, self._precision)
             square = ops.mean(ops.sum(ops.square(keys), axis=-1))
             # A bound of the inner loss's curvature along any change of outputs.
@@ -371,14 +366,3 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         }
 
     from_config = classmethod(configs.from_arguments)
-
-
-def _require_plain_layers(head: keras.layers.Layer) -> None:
-    demand = (
-        "of layers with plain kernels, without LoRA or quantization, and without activity "
-        "regularizers, since it is finetuned for each example; the backbone may have them"
-    )
-    for layer in nesting.parts_of(head):
-        is_plain = getattr(layer, "activity_regularizer", None) is None
-        is_plain = is_plain and nesting.has_plain_kernel(layer)
-        validation.require(is_plain, "head", demand, layer)

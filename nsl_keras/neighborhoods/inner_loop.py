@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from nsl_keras import backend, validation
+from nsl_keras import backend, nesting, validation
 from nsl_keras.backend import Tensor, gradients_of, gradients_of_columns
 
 #: An inner loss `loss(values, outputs)`, per entry.
@@ -25,7 +25,10 @@ InnerLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Entries(NamedTuple):
-    """Keys `(entries, features)`, values `(entries, outputs)`, `InnerLoop.prepared`."""
+    """Keys `(entries, features)`, and values `(entries, outputs)`.
+
+    In inference `InnerLoop.prepared` may stand in for the values, which are `None` then.
+    """
 
     keys: Tensor
     values: Tensor
@@ -53,6 +56,18 @@ LOSSES = {"classification": cross_entropy, "regression": squared_error}
 def finetuned_variables(head: keras.layers.Layer) -> list[Any]:
     """Returns a head's variables except those trained only, which have `adapts = False`."""
     return [each for each in head.variables if getattr(each, "adapts", True)]
+
+
+def require_plain_layers(head: keras.layers.Layer) -> None:
+    """Raises unless the weights of a head are all that its outputs and losses depend on."""
+    demand = (
+        "of layers with plain kernels, without LoRA or quantization, and without activity "
+        "regularizers, since it is finetuned for each example; the backbone may have them"
+    )
+    for layer in nesting.parts_of(head):
+        is_plain = getattr(layer, "activity_regularizer", None) is None
+        is_plain = is_plain and nesting.has_plain_kernel(layer)
+        validation.require(is_plain, "head", demand, layer)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -137,7 +152,8 @@ class InnerLoop(abc.ABC):
                 lambda weights: self.outputs(entries, weights, queries), time * attention
             )
 
-        start = [ops.zeros_like(attention)] * entries.values.shape[-1]
+        outputs = self.outputs(entries, attention, queries)
+        start = [ops.zeros_like(attention)] * outputs.shape[-1]
         shares = [attention * slope for slope in average_over_path(slopes, start)]
         return ops.stack(shares, axis=-1)
 
@@ -190,6 +206,7 @@ class NestedTape(InnerLoop):
             losses = self.loss(entries.values, self._call_head(weights, entries.keys))
             return ops.sum(attention * losses), None  # MN Algorithm 1, line 6.
 
+        require_plain_layers(self.head)
         rates = self.learning_rate.rates()
         weights = [*map(ops.convert_to_tensor, finetuned_variables(self.head))]
         for _ in range(self.steps):

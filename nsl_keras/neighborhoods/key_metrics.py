@@ -54,10 +54,6 @@ class KeyMetric(abc.ABC):
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Returns the metric of each query and key."""
 
-    def prepared(self, keys: Tensor) -> list[Tensor]:
-        """Returns further arguments of `__call__`, which inference computes once."""
-        return []
-
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {}
@@ -80,13 +76,9 @@ class Cosine(KeyMetric):
         Meta-Neighborhoods (Shan et al., NeurIPS 2020), Section 2.3, Similarity Metrics.
     """
 
-    def prepared(self, keys: Tensor) -> list[Tensor]:
-        return [ops.swapaxes(inverse_norm(keys), -1, -2)]
-
-    def __call__(self, queries: Tensor, keys: Tensor, inverse: Any = None) -> Tensor:
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         queries, keys = map(ops.convert_to_tensor, (queries, keys))
-        if inverse is None:
-            (inverse,) = self.prepared(keys)
+        inverse = ops.swapaxes(inverse_norm(keys), -1, -2)
         # The step of a dense head needs the same product: graphs compute it once.
         products = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
         # Not by `*`, since queries and keys may have different dtypes.

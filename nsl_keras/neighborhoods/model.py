@@ -229,15 +229,14 @@ class MetaNeighborhoodModel(CheckedModel):
             # MN Algorithm 1, line 9; MN Eq. (2).
             loss = self.compute_loss(x, y, predictions, sample_weight)
             scaled_loss = self.optimizer.scale_loss(loss)
-        gradients = outer_tape.gradient(scaled_loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)  # Algorithm 1, line 10.
+        weights = self.trainable_weights
+        gradients = outer_tape.gradient(scaled_loss, weights)
+        self.optimizer.apply(gradients, weights)  # MN Algorithm 1, line 10.
         # Under `tf.distribute` Keras has divided the loss by the number of replicas.
-        examples = ops.shape(predictions)[0]
+        whole = loss * self.distribute_strategy.num_replicas_in_sync
         for metric in self.metrics:  # A subclass may leave the loss out.
             if metric.name == "loss":
-                metric.update_state(
-                    loss * backend.replicas_in_sync(), sample_weight=examples
-                )
+                metric.update_state(whole, sample_weight=ops.shape(predictions)[0])
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(

@@ -27,13 +27,13 @@ def make_model(head=None, kind=nsl_keras.MetaNeighborhoodModel, **options):
 @pytest.fixture
 def counted(monkeypatch):
     """The calls that compute constants, in traces too."""
-    calls, prepared = [], DualForm.prepared
+    calls, traces = [], DualForm._traces
 
-    def counting(self, entries):
+    def counting(self, stages, entries):
         calls.append(entries)
-        return prepared(self, entries)
+        return traces(self, stages, entries)
 
-    monkeypatch.setattr(DualForm, "prepared", counting)
+    monkeypatch.setattr(DualForm, "_traces", counting)
     return calls
 
 
