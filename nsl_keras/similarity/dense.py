@@ -24,8 +24,10 @@ class VectorForm(DynamicForm):
         training: bool | None = None,
         vectors_mask: Tensor | None = None,
     ) -> Tensor:
-        kernel = ops.cast(self.with_shape(kernel), vectors.dtype)
-        return ops.matmul(self.multiply(vectors, mask=vectors_mask), kernel)
+        if self.shape_parameters is not None:
+            kernel = self.with_shape(kernel)
+        products = self.multiply(vectors, mask=vectors_mask)
+        return ops.matmul(products, ops.cast(kernel, vectors.dtype))
 
     def multiply(
         self, vectors: Tensor, seen: Tensor | None = None, mask: Tensor | None = None

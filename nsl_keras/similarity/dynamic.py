@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from nsl_keras import similarities, validation
-from nsl_keras.backend import Tensor, at_least_float32, map_chunks, wide_dtype
+from nsl_keras.backend import Tensor, at_least_float32, map_chunks
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.form import BilinearForm
 from nsl_keras.similarity.kernels import windows
@@ -48,20 +48,23 @@ class DynamicForm(BilinearForm):
         kernel_shape: tuple[int, ...],
         filter_axes: tuple[int, ...],
         kernel_regularizer: Any,
+        feature_axes: tuple[int, ...] | None = None,
         input_shape: Any = None,
         geometry: Any = None,
         width: int | None = None,
     ) -> None:
         """Makes the network for a kernel whose axes `filter_axes` number its filters.
 
-        See `predictors.LayerContext` for the other arguments; a `width` of `None` is the
-        number of filters.
+        For `feature_axes` see `measure`, for the other arguments `predictors.LayerContext`;
+        a `width` of `None` is the number of filters.
         """
-        self.measure(kernel_shape)
+        self.measure(kernel_shape, feature_axes)
+        #: Without it Keras would warn of a mask of vectors; positions have no mask.
+        self.supports_masking = self.on_vectors
         self.geometry = geometry
         self.identity = self.similarity.start(self.taps, self.variable_dtype)
         if self.on_vectors:
-            input_shape = (None, kernel_shape[0])
+            input_shape = (None, self.features)
         context = predictors.LayerContext(
             input_shape=input_shape,
             identity=self.identity,
@@ -93,13 +96,12 @@ class DynamicForm(BilinearForm):
         validation.require(fits, "predictor.output_shape", demand, received)
         self.build_shape()
 
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """Returns `None`: a mask of vectors means nothing to positions."""
-
     def call(self, inputs: Tensor, kernel: Tensor, training: bool | None = None) -> Tensor:
         """Returns `W^T M(x) x` at every output position."""
         parameters = self.predicted(inputs)
-        kernel = ops.cast(self.with_shape(kernel), inputs.dtype)
+        if self.shape_parameters is not None:
+            kernel = self.with_shape(kernel)
+        kernel = ops.cast(kernel, inputs.dtype)
         inputs = ops.moveaxis(inputs, self.channel_axis, -1)
         if training:
             # Recomputed for the gradient, on CPUs a few examples at a time: `M(x) x` is the
@@ -136,17 +138,16 @@ class DynamicForm(BilinearForm):
                 prediction = ops.moveaxis(prediction, self.channel_axis, -1)
                 positions = ops.shape(prediction)[1:-1]
             leading = (ops.shape(prediction)[0], *positions)
-        wide = wide_dtype(prediction.dtype)
         parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
-        parameters = ops.cast(parameters, wide)
+        parameters = ops.cast(parameters, self.precision)
         if self.residual:
-            parameters = parameters + ops.cast(self.identity, wide)
+            parameters = parameters + ops.cast(self.identity, self.precision)
         if penalized and self.similarity.regularizer is not None:
             each = ops.reshape(parameters, (-1, *self.identity.shape))
             count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
             matrices = self.similarity.matrix(each, self.taps)
             penalty = self.similarity.regularizer(matrices)
-            self.add_loss(penalty / ops.cast(count, wide))
+            self.add_loss(penalty / ops.cast(count, self.precision))
         return ops.cast(parameters, inputs.dtype)
 
     def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
@@ -156,9 +157,11 @@ class DynamicForm(BilinearForm):
         both = zip(predicted, blocks, strict=True)
         pairs = [each for each in both if all(isinstance(size, int) for size in each)]
         are_one = self.block == 1 and all(place == 1 for place, _ in pairs)
-        fits = are_one or all(place == due for place, due in pairs)
-        demand = f"at each position, or block of `downsampling`, of {tuple(positions)}"
-        validation.require(fits, "predictions", demand, tuple(predicted))
+        if not are_one and any(place != due for place, due in pairs):
+            raise ValueError(
+                "`predictions` must be at each position, or block of `downsampling`, of "
+                f"{tuple(positions)}. Received: predictions={tuple(predicted)}"
+            )
         if self.block == 1:
             return parameters
         for axis, size in enumerate(positions, start=1):

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from nsl_keras import nesting, validation
-from nsl_keras.backend import Tensor
+from nsl_keras.backend import Tensor, wide_dtype
 from nsl_keras.similarities import Similarity
 
 
@@ -40,15 +40,21 @@ class BilinearForm(keras.layers.Layer):
         self, similarity: Similarity, block_size: int | None = None, **kwargs: Any
     ) -> None:
         super().__init__(autocast=False, **kwargs)
+        self.precision = wide_dtype(self.variable_dtype)
         self.similarity = similarity
         check = validation.positive_integer
         self.block_size = validation.optional(check, block_size, "block_size")
 
-    def measure(self, kernel_shape: tuple[int, ...]) -> None:
-        """Sets the numbers of taps and channels of a kernel."""
-        self.on_vectors = len(kernel_shape) == 2
-        if self.on_vectors:
-            features, _ = kernel_shape
+    def measure(
+        self, kernel_shape: tuple[int, ...], feature_axes: tuple[int, ...] | None
+    ) -> None:
+        """Sets the numbers of taps and channels of a kernel.
+
+        `feature_axes` are the axes of a kernel that multiplies vectors, `None` for others.
+        """
+        self.on_vectors = feature_axes is not None
+        if feature_axes is not None:
+            features = math.prod(kernel_shape[axis] for axis in feature_axes)
             size = self.block_size or features
             demand = f"a divisor of the {features} features"
             validation.require(features % size == 0, "block_size", demand, size)
@@ -67,9 +73,10 @@ class BilinearForm(keras.layers.Layer):
         nesting.pass_on_frozen(self)
 
     def with_shape(self, kernel: Tensor) -> Tensor:
-        """Returns `D W`, whose gradient goes to the real parameters of the shape."""
-        if self.shape_parameters is None:
-            return kernel
+        """Returns `D W`, whose gradient goes to the real parameters of the shape.
+
+        The axis of the features, if any, is the first one of two.
+        """
         real = ops.convert_to_tensor(self.shape_parameters)
         mask = self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
         if self.on_vectors:

@@ -38,10 +38,11 @@ class FloatKernel(keras.layers.Layer):
 
     operation = staticmethod(ops.conv)
     kernel_name = "kernel"
+    data_format = "channels_last"  # Dense layers know no other.
 
     @property
     def channel_axis(self) -> int:
-        return 1 if getattr(self, "data_format", None) == "channels_first" else -1
+        return -1 if self.data_format == "channels_last" else 1
 
     @property
     def input_axes(self) -> tuple[int, ...]:
@@ -79,16 +80,19 @@ class FloatKernel(keras.layers.Layer):
         # memory (2.21, CPU). Keras raises, but older versions let zero positions pass.
         # JAX represents unknown sizes by symbols, which Keras does not compute with.
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
-        if hasattr(self, "kernel_size"):
-            fits = 0 not in self.compute_output_shape(shape)[1:]
-            demand = "no smaller than the kernel: the output size would be zero or negative"
-            validation.require(fits, "inputs", demand, shape)
+        if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
+            raise ValueError(
+                "`inputs` must be no smaller than the kernel: the output size would be "
+                f"zero or negative. Received: inputs={shape}"
+            )
         # Integers too: Keras leaves them as they are.
         outputs = self.apply_kernel(ops.cast(inputs, self.compute_dtype))
         if self.bias is not None:
             # Keras's layers use `ops.add`, which with channels first on TensorFlow adds the
             # bias along the width if it equals the number of filters (Keras 3.15).
-            outputs = outputs + self.per_filter(ops.cast(self.bias, outputs.dtype))
+            bias = ops.cast(self.bias, outputs.dtype)
+            is_last = self.data_format == "channels_last"
+            outputs = outputs + (bias if is_last else self.per_filter(bias))
         return outputs if self.activation is None else self.activation(outputs)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
@@ -127,13 +131,14 @@ def windows(
         paddings.append([before, maximum(extent - before - size, 0)])
     # Each axis is split into s phases (every s-th pixel), so a tap is a slice of one phase.
     phases: dict[tuple[int, ...], Tensor]
-    phases = {(): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
-    for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True), start=1):
-        phases = {
-            (*place, number): phase
-            for place, tensor in phases.items()
-            for number, phase in enumerate(_phases(tensor, axis, stride, extent))
-        }
+    phases = {(0,) * len(extents): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
+    for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True)):
+        if stride > 1:
+            phases = {
+                (*place[:axis], number, *place[axis + 1 :]): phase
+                for place, tensor in phases.items()
+                for number, phase in enumerate(_phases(tensor, axis + 1, stride, extent))
+            }
     shifted = []
     for tap in itertools.product(*(range(k) for k in kernel_size)):
         offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
@@ -149,8 +154,6 @@ def windows(
 
 def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:
     """Returns the first `extent` pixels along an axis, dealt out to `stride` tensors."""
-    if stride == 1:
-        return [tensor]
     shape = list(ops.shape(tensor))
     shape[axis] = extent
     cropped = ops.slice(tensor, (0,) * len(shape), shape)

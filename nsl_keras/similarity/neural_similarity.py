@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from operator import attrgetter
 from typing import Any
 
@@ -132,14 +131,11 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         self.require_plain_kernel()
         kernel = self.kernel_variable
-        shape, axes = tuple(kernel.shape), self.feature_axes
-        if axes is not None:
-            features = math.prod(shape[axis] for axis in axes)
-            shape = (features, math.prod(shape) // features)
         geometry = {name: getattr(self, name, None) for name in _GEOMETRY}
         self.bilinear_form.build(
-            shape,
+            tuple(kernel.shape),
             self.filter_axes,
+            feature_axes=self.feature_axes,
             kernel_regularizer=kernel.regularizer,
             input_shape=tuple(input_shape),
             geometry=geometry if hasattr(self, "kernel_size") else None,
@@ -149,10 +145,11 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             self._set_flags_of_kernel()
 
     def apply_kernel(self, inputs: Tensor) -> Tensor:
-        if self.predictor is None:
-            kernel = ops.cast(self.equivalent_kernel, inputs.dtype)
-            return self.plain_product(inputs, kernel)
-        return self.bilinear_form(inputs, ops.convert_to_tensor(self.kernel))
+        form, kernel = self.bilinear_form, ops.convert_to_tensor(self.kernel)
+        if form.predictor is not None:
+            return form(inputs, kernel)
+        kernel = ops.cast(form.equivalent(kernel), inputs.dtype)
+        return self.plain_product(inputs, kernel)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "kernel_trainable": self.kernel_trainable}
@@ -164,15 +161,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         Raises a ValueError if the layer is dynamic or not built.
         """
         self.bilinear_form.require("static", "equivalent_kernel")
-        kernel, axes = ops.convert_to_tensor(self.kernel), self.feature_axes
-        if axes is None:
-            return self.bilinear_form.equivalent(kernel)
-        order = [*axes, *(axis for axis in range(len(kernel.shape)) if axis not in axes)]
-        moved = ops.transpose(kernel, order)
-        rows = self.bilinear_form.equivalent(
-            ops.reshape(moved, (self.bilinear_form.features, -1))
-        )
-        return ops.transpose(ops.reshape(rows, moved.shape), np.argsort(order).tolist())
+        return self.bilinear_form.equivalent(ops.convert_to_tensor(self.kernel))
 
     @property
     def similarity_matrix(self) -> Tensor:

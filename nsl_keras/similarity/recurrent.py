@@ -54,7 +54,7 @@ class SimilarityCell(WithSimilarity):
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         for form, kernel in self.forms_and_kernels():
             options = {"kernel_regularizer": kernel.regularizer, "width": self.units}
-            form.build(tuple(kernel.shape), (-1,), **options)
+            form.build(tuple(kernel.shape), (-1,), feature_axes=(0,), **options)
         nesting.pass_on_frozen(self)
 
     def forms_and_kernels(self) -> list[tuple[Any, keras.Variable]]:

@@ -1,7 +1,7 @@
 """SphereNet's hyperspherical layers, which compare by angle instead of inner product.
 
 The 1e-4 under each root gives an all-zero input the value zero and finite derivatives of
-every order. Norms and angles are computed in float32.
+every order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from nsl_keras import validation
-from nsl_keras.backend import Tensor, at_least_float32
+from nsl_keras.backend import Tensor, wide_dtype
 from nsl_keras.similarity.kernels import FloatKernel, windows
 
 #: Added under each root, as in the authors' code.
@@ -61,6 +61,8 @@ class Sphere(FloatKernel):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, use_bias=use_bias, **kwargs)
+        #: Norms and angles are computed in this dtype.
+        self.precision = wide_dtype(self.variable_dtype)
         self.normalize = validation.one_of(normalize, NORMALIZE, "normalize")
         self.response = validation.one_of(response, RESPONSES, "response")
         fits = response == "cosine" or normalize == "both"
@@ -82,11 +84,11 @@ class Sphere(FloatKernel):
         kernel = ops.convert_to_tensor(self.kernel)
         if self.normalize in ("both", "kernel"):
             # SphereNet: cos(W, x); before the product, which half precision might not hold.
-            squares = ops.square(at_least_float32(kernel))
+            squares = ops.square(ops.cast(kernel, self.precision))
             sums = ops.sum(squares, axis=tuple(range(len(kernel.shape) - 1)))
             kernel = kernel / ops.sqrt(sums + ROOT_OFFSET)
         outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
-        outputs = at_least_float32(outputs)
+        outputs = ops.cast(outputs, self.precision)
         if self.normalize in ("both", "input"):
             # Not a quotient, whose gradient takes more passes.
             outputs = outputs * self.inverse_norms(inputs)
@@ -99,9 +101,9 @@ class Sphere(FloatKernel):
 
     def inverse_norms(self, inputs: Tensor) -> Tensor:
         """Returns 1 over the norm of the input under the kernel, for each product."""
-        axis = self.channel_axis % len(inputs.shape)
+        axis = len(inputs.shape) - 1 if self.data_format == "channels_last" else 1
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-        wide = at_least_float32(inputs)
+        wide = ops.cast(inputs, self.precision)
         squares = wide * wide  # The gradient of `ops.square` takes one more pass.
         width = inputs.shape[axis] // self.groups
         squares = ops.reshape(squares, (*before, self.groups, width, *after))

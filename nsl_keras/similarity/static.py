@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import keras
@@ -36,14 +37,25 @@ class StaticForm(BilinearForm):
     """
 
     def build(
-        self, kernel_shape: tuple[int, ...], filter_axes: tuple[int, ...], **_: Any
+        self,
+        kernel_shape: tuple[int, ...],
+        filter_axes: tuple[int, ...],
+        feature_axes: tuple[int, ...] | None = None,
+        **_: Any,
     ) -> None:
         """Makes the weight for a kernel whose axes `filter_axes` number its filters.
 
-        These are -2 and -1 of a depthwise convolution, and -2 of a transposed one.
+        These are -2 and -1 of a depthwise convolution, and -2 of a transposed one. For
+        `feature_axes` see `measure`.
         """
-        self.measure(kernel_shape)
-        similarity, sizes = self.similarity, (self.channels, kernel_shape[-1])
+        self.measure(kernel_shape, feature_axes)
+        axes = feature_axes or ()
+        others = (axis for axis in range(len(kernel_shape)) if axis not in axes)
+        self._features_first = [*axes, *others]
+        self._rows: tuple[int, ...] = kernel_shape
+        if self.on_vectors:
+            self._rows = (self.features, math.prod(kernel_shape) // self.features)
+        similarity, sizes = self.similarity, (self.channels, self._rows[-1])
         full = not similarity.shared_by_channels
         fits = not full or (len(filter_axes) == 1 and not self.on_vectors)
         demand = "shared by all channels, except in full convolutions"
@@ -99,15 +111,20 @@ class StaticForm(BilinearForm):
 
     def equivalent(self, kernel: Tensor) -> Tensor:
         """Returns the equivalent kernel `M^T D W`, in the shape of the kernel `W`."""
-        blocks = ops.reshape(self.with_shape(kernel), self._blocks)
-        blocks = ops.transpose(blocks, self._order)
+        moved = ops.transpose(kernel, self._features_first)
+        rows = ops.reshape(moved, self._rows)
+        if self.shape_parameters is not None:
+            rows = self.with_shape(rows)
+        blocks = ops.transpose(ops.reshape(rows, self._blocks), self._order)
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         equivalent = self.similarity.equivalent_kernel(  # NSL Eq. (2)
             parameters, ops.reshape(blocks, self._by_matrix)
         )
-        back = np.argsort(self._order).tolist()
-        equivalent = ops.transpose(ops.reshape(equivalent, blocks.shape), back)
-        return ops.reshape(equivalent, kernel.shape)
+        # The same way back.
+        equivalent = ops.reshape(equivalent, blocks.shape)
+        equivalent = ops.transpose(equivalent, np.argsort(self._order).tolist())
+        equivalent = ops.reshape(equivalent, moved.shape)
+        return ops.transpose(equivalent, np.argsort(self._features_first).tolist())
 
     def multiply(self, vectors: Tensor, seen: Tensor | None = None) -> Tensor:
         """Returns `M x` for vectors `x` with the features last; `seen` is not used.
