@@ -103,7 +103,7 @@ class Sphere(FloatKernel):
         """Returns 1 over the norm of the input under the kernel, for each product."""
         axis = len(inputs.shape) - 1 if self.data_format == "channels_last" else 1
         before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-        wide = ops.cast(inputs, self.precision)
+        wide = ops.convert_to_tensor(inputs, self.precision, sparse=False)
         squares = wide * wide  # The gradient of `ops.square` takes one more pass.
         width = inputs.shape[axis] // self.groups
         squares = ops.reshape(squares, (*before, self.groups, width, *after))

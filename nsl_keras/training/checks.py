@@ -156,38 +156,25 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return y
 
 
-#: Losses of Keras without the argument `from_logits` that take margins or numbers.
-_OF_NUMBERS = (
-    *(keras.losses.Hinge, keras.losses.SquaredHinge, keras.losses.CategoricalHinge),
-    *(keras.losses.hinge, keras.losses.squared_hinge, keras.losses.categorical_hinge),
-    *(keras.losses.MeanSquaredError, keras.losses.MeanAbsoluteError),
-    *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error),
-    *(keras.losses.Huber, keras.losses.LogCosh, keras.losses.CosineSimilarity),
-    *(keras.losses.huber, keras.losses.log_cosh, keras.losses.cosine_similarity),
-)
-
-
 def loss_of_logits(loss: Any) -> None:
     """Raises if a loss, or one of several losses, does not take logits.
 
-    A loss with the argument `from_logits` says so itself. Keras's other losses, except
-    those of margins and numbers, take probabilities, of which logits make a flat, NaN or
-    misleading loss. Losses that are not Keras's own are accepted.
+    A loss with the argument `from_logits` says so itself. Keras's other losses are refused:
+    most take probabilities, of which logits make a flat, NaN or misleading loss.
     """
     for each in keras.tree.flatten(loss):
         if each is not None and not _takes_logits(keras.losses.get(each)):
             raise ValueError(
                 "`loss` must take logits, as "
-                "keras.losses.SparseCategoricalCrossentropy(from_logits=True) does. "
-                f"Received: loss={loss!r}"
+                "keras.losses.SparseCategoricalCrossentropy(from_logits=True) does. A loss "
+                "that takes any numbers, such as a hinge, must be called in a function of "
+                f"your own. Received: loss={loss!r}"
             )
 
 
 def _takes_logits(loss: Any) -> bool:
     argument = inspect.signature(loss).parameters.get("from_logits")
     says = getattr(loss, "from_logits", argument and argument.default)
-    if says is not None:
-        return bool(says)
     known = vars(keras.losses).values()
-    kind = loss if loss in known else type(loss)
-    return kind in _OF_NUMBERS or kind not in known
+    is_own = loss not in known and type(loss) not in known
+    return is_own if says is None else bool(says)
