@@ -7,6 +7,11 @@ import pathlib
 import re
 import sys
 
+import keras
+import numpy as np
+import pytest
+from helpers import CROSS_ENTROPY, IS_TENSORFLOW, normal
+
 import nsl_keras
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -179,3 +184,36 @@ def test_nothing_is_there_for_the_experiments_alone():
     used = defined & words_of(path for path in experiments if "tests" not in path.parts)
     assert len(used) > 50
     assert not used - needed
+
+
+def passed_by(run):
+    """How many functions of the package a call enters, in how many files."""
+    seen = set()
+
+    def note(frame, event, _):
+        code = frame.f_code
+        is_named = event == "call" and code.co_name[0] != "<"
+        if is_named and code.co_filename.startswith(str(PACKAGE)):
+            seen.add((code.co_filename, code.co_firstlineno))
+
+    run()  # Builds.
+    sys.setprofile(note)
+    run()
+    sys.setprofile(None)
+    return len(seen), len({file for file, _ in seen})
+
+
+@pytest.mark.skipif(not IS_TENSORFLOW, reason="The train step of TensorFlow")
+def test_a_batch_passes_few_functions(eager):
+    """Whoever reads a path must follow them all: longer ones need a reason."""
+    images, x, y = normal(4, 8, 8, 3), normal(8, 5), np.arange(8) % 3
+    make = nsl_keras.layers.NeuralSimilarityConv2D
+    static, dynamic = make(4, 3), make(4, 3, predictor="sphere")
+    head = keras.layers.Dense(3)
+    model = nsl_keras.MetaNeighborhoodModel(keras.layers.Dense(6), head, dictionary=20)
+    model.compile("sgd", CROSS_ENTROPY)
+    model.predict(x, verbose=0)
+    assert passed_by(lambda: static(images)) == (5, 4)
+    assert passed_by(lambda: dynamic(images)) == (13, 6)  # Five are the predictor's.
+    assert passed_by(lambda: model.predict_function([(x,)])) == (12, 6)
+    assert passed_by(lambda: model.train_step((x, y))) == (18, 7)

@@ -293,13 +293,6 @@ def test_moving_statistics_are_unbiased_unless_published():
         assert (as_numpy(norm.moving_variance).max() < 0.9) == replaced
 
 
-def test_layers_of_one_recipe_share_no_weights():
-    recipe = SimilarityPredictor("cnn")
-    assert predictors.get(recipe) is recipe
-    networks = network_of(recipe), network_of(recipe)
-    assert not {id(v) for v in networks[0].weights} & {id(v) for v in networks[1].weights}
-
-
 @keras.saving.register_keras_serializable("tests")
 def deep(recipe, context):
     middle = keras.layers.Conv2D(5, 1, activation="gelu")

@@ -72,20 +72,3 @@ def test_totals():
     assert (folded.parameters, folded.layers) == (plain.count_params(), ())
     with pytest.raises(ValueError, match="must be a built model"):
         summary(keras.Sequential([keras.layers.Dense(1)]))
-
-
-def test_the_table():
-    model = stacked(
-        (64, 64, 3),
-        convolution(64, name="static"),
-        convolution(similarity="unconstrained", predictor=RECIPE, name="dynamic"),
-        keras.layers.ReLU(),
-    )
-    lines = str(summary(model)).splitlines()
-    head, static, dynamic, whole = (" ".join(lines[row].split()) for row in (0, 2, 3, 4))
-    assert head == "Layer Kind Similarity Parameters Added Folds"
-    assert static == "static Conv2D static Diagonal 1,801 9 yes"
-    assert dynamic.startswith("dynamic Conv2D dynamic Unconstrained ")
-    assert whole.startswith("Total Sequential static Diagonal, dynamic Unconstrained ")
-    assert dynamic.endswith(" no") and whole.endswith(" no")
-    assert len({line.index(line.split()[1]) for line in (lines[0], *lines[2:])}) == 1

@@ -130,11 +130,3 @@ def test_maps_of_taps_and_the_furthest_matrix(kernel_size, similarity, title, tm
         np.testing.assert_allclose(written(last), numbers.ravel(), atol=0.0006)
     assert last.get_title().startswith(f"at the cross: {title}")
     assert figure.get_suptitle() == "seen for one image"
-
-
-def test_one_matrix_for_the_whole_image():
-    pooled = nsl_keras.predictors.SimilarityPredictor(pooled=True)
-    model = stack(convolution(kernel_size=3, predictor=pooled), shape=IMAGE.shape)
-    figure = visualize.plot_dynamic_similarity(model, IMAGE)
-    shapes = [drawn(axis).shape for axis in figure.axes if axis.images]
-    assert shapes == [(8, 9), (1, 1), (3, 3)] + [(1, 1)] * 9
