@@ -26,6 +26,7 @@ GROUPS = {
     "network": similarity.network,
     "head": neighborhoods.head,
     "model": neighborhoods.model,
+    "requests": neighborhoods.requests,
     "many_classes": neighborhoods.many_classes,
     "costs": costs.comparisons,
 }

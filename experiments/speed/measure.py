@@ -109,6 +109,12 @@ def training_step(model: keras.Model, images: tf.Tensor, xla: bool) -> Step:
     return lambda: float(run())
 
 
+def digested(function: Callable[[tf.Tensor], Any], inputs: tf.Tensor) -> float:
+    """Runs a function and waits for all its outputs."""
+    outputs = tf.nest.flatten(function(inputs))
+    return float(_digest(*(tf.cast(each, "float32") for each in outputs)))
+
+
 #: What models are timed in.
 OF_MODELS = {"inference": forward, "training step": training_step}
 

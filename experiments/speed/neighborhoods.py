@@ -6,10 +6,12 @@ the rest.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import nsl_keras
@@ -83,6 +85,48 @@ def cosine_head() -> keras.layers.Layer:
 def stacked_head() -> keras.layers.Layer:
     hidden = [keras.layers.Dense(STACK_WIDTH, "relu") for _ in range(3)]
     return keras.Sequential([*hidden, keras.layers.Dense(CLASSES)])
+
+
+def requests(xla: bool, width: int = 192) -> Iterator[measure.Comparison]:
+    """One head of 100 classes in `predict` and in SavedModels, with its neighbors too."""
+    ours = "Meta-Neighborhoods"
+    for make_head in (keras.layers.Dense, nsl_keras.layers.CosineDense):
+        inputs = keras.Input((width,))
+        plain = keras.Model(inputs, make_head(100)(inputs))
+        model = nsl_keras.MetaNeighborhoodModel(None, make_head(100), NEIGHBORS)
+        model.build((None, width))
+        served = {
+            make_head.__name__: served_by(plain, "serve", width, xla),
+            ours: served_by(model, "serve", width, xla),
+            f"{ours}, `neighbors`": served_by(model, "neighbors", width, xla),
+        }
+        for each in (plain, model):
+            each.compile(jit_compile=xla)
+        many = np.random.default_rng(0).normal(size=(512, width))
+        for batch in (1, 64):
+            case = f"{make_head.__name__}, S={NEIGHBORS}, d={width}, C=100, B={batch}"
+            queries = tf.random.normal((batch, width))
+            of_served = [functools.partial(each, queries) for each in served.values()]
+            steps = dict(zip(served, of_served, strict=True))
+            calls = 50 if batch == 1 else 2
+            yield measure.Comparison(f"{case}, SavedModel", steps, calls_per_round=calls)
+            steps = {
+                make_head.__name__: functools.partial(plain.predict, many, batch, 0),
+                ours: functools.partial(model.predict, many, batch, 0),
+            }
+            yield measure.Comparison(f"{case}, `predict` of 512 examples", steps)
+
+
+def served_by(
+    model: keras.Model, signature: str, width: int, xla: bool
+) -> Callable[[tf.Tensor], float]:
+    """A signature of a model's SavedModel."""
+    with tempfile.TemporaryDirectory() as folder:
+        examples = np.ones((2, width), "float32")
+        nsl_keras.export.save_model(model, f"{folder}/1", examples=examples)
+        loaded = tf.saved_model.load(f"{folder}/1")
+    function = tf.function(lambda x: getattr(loaded, signature)(x), jit_compile=xla)
+    return functools.partial(measure.digested, function)
 
 
 BACKBONES = {

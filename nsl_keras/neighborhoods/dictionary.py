@@ -174,8 +174,14 @@ class NeighborDictionary(keras.layers.Layer):
     @property
     def values(self) -> Tensor:
         """The values, of shape `(num_neighbors, num_values)`; probabilities sum to 1."""
+        return self.values_of()
+
+    def values_of(self, indices: Tensor | None = None) -> Tensor:
+        """Returns the values of some entries, or of all."""
         given = self.raw_values if self.fixed_values is False else self._fixed
         stored = ops.convert_to_tensor(given, self.variable_dtype)
+        if indices is not None:
+            stored = ops.take(stored, indices, axis=0)
         if self.fixed_values is not False or self.task == "regression":
             return stored
         return ops.softmax(self.value_scale * stored)
@@ -259,7 +265,7 @@ class NeighborDictionary(keras.layers.Layer):
 
     def entries(self, dtype: str) -> Entries:
         """Returns all keys and values."""
-        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values, dtype))
+        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values_of(), dtype))
 
     def look_up(
         self,
@@ -281,7 +287,7 @@ class NeighborDictionary(keras.layers.Layer):
             )
         keys, values = ops.cast(self.keys, queries.dtype), None
         if not prepared:
-            values = ops.cast(self.values, queries.dtype)
+            values = ops.cast(self.values_of(), queries.dtype)
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)
             if self.dropout_scope == "batch":

@@ -319,7 +319,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         return Neighbors(
             indices,
             ops.take_along_axis(attention, indices, axis=1),
-            ops.take(ops.cast(self.dictionary.values, queries.dtype), indices, axis=0),
+            ops.cast(self.dictionary.values_of(indices), queries.dtype),
             changes,
             ops.cast(self.head(features), self._precision),
             self._finetuning.outputs(*found, queries),
