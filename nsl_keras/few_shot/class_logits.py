@@ -65,6 +65,9 @@ class ClassLogits(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)
+        fits = not isinstance(class_names, str) and len({*class_names}) == len(class_names)
+        demand = "a sequence of different names"
+        validation.require(fits, "class_names", demand, class_names)
         self.class_names, self.labels = tuple(class_names), labels
         temperature = validation.positive_number(temperature, "temperature")
         start = keras.initializers.Constant(temperature)

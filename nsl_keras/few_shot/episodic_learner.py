@@ -35,12 +35,22 @@ class EpisodicLearner(Adapting, CheckedModel):
     def __init__(self, network: Any, batch_normalization: str, **kwargs: Any) -> None:
         is_layer = isinstance(network, keras.layers.Layer)
         validation.require(is_layer, self.wraps, "a Keras model", network)
-        kwargs.setdefault("dtype", network.dtype_policy)
-        # Without autocast, which would round all variables that a learner reads.
+        # With a mixed policy Keras would round all variables that a learner reads.
+        kwargs["dtype"] = network.variable_dtype
         super().__init__(autocast=False, **kwargs)
         self.batch_normalization = validation.one_of(
             batch_normalization, POLICIES, "batch_normalization"
         )
+
+    def compile(self, optimizer: Any = "rmsprop", *args: Any, **kwargs: Any) -> None:
+        """Configures training, as in Keras; the loss of a classifier must take logits."""
+        # Keras would ask for the learner's policy, which is not mixed.
+        scales = kwargs.get("auto_scale_loss", True)
+        if scales and self.network.dtype_policy.name == "mixed_float16":
+            optimizer = keras.optimizers.get(optimizer)
+            if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        super().compile(optimizer, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
         if not self.built:

@@ -263,10 +263,6 @@ class NeighborDictionary(keras.layers.Layer):
         validation.built(self, "attention")
         return self.look_up(at_least_float32(queries), kept=kept)[1]
 
-    def entries(self, dtype: str) -> Entries:
-        """Returns all keys and values."""
-        return Entries(ops.cast(self.keys, dtype), ops.cast(self.values_of(), dtype))
-
     def look_up(
         self,
         queries: Tensor,

@@ -12,7 +12,6 @@ Everywhere else, for example in `model(x)` or in your own training loop, `test_s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from absl import logging
 from keras import ops
 
 from nsl_keras import configs, nesting, validation
-from nsl_keras.backend import Tensor, largest, leave_out_of_xla, update_before, wide_dtype
+from nsl_keras.backend import Tensor, largest, leave_out_of_xla, wide_dtype
 from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods import inner_loop as loops
 from nsl_keras.neighborhoods.cosine import CosineDense
@@ -45,8 +44,9 @@ class Neighbors(NamedTuple):
             `(batch, k, outputs)`; `None` without `effects`. Over all entries they sum to
             `after - before`. Each is an integral over the path from no attention to the
             actual attention, computed from 32 points: exact for one step on a `Dense`
-            layer, and to rounding on a `CosineDense` layer. Through ReLU layers the error
-            may be large: compare the sum over all entries with `after - before`.
+            layer, and to rounding on a `CosineDense` layer. Through ReLU layers, and in
+            several large steps, the error may be large: compare the sum over all entries
+            with `after - before`.
         before: The outputs without adaptation, of shape `(batch, outputs)`.
         after: The outputs with adaptation, of the same shape.
     """
@@ -69,7 +69,7 @@ class Constants:
         self.current: list[keras.Variable] = []
 
     def build(self) -> None:
-        options = {"trainable": False, "name": "constant"}
+        options = {"trainable": False, "autocast": False, "name": "constant"}
         self.held = [
             keras.Variable("zeros", each.shape, each.dtype, **options)
             for each in self.compute()
@@ -87,25 +87,6 @@ class Constants:
             yield
         finally:
             self.current = []
-
-
-@dataclasses.dataclass
-class Once:
-    """A model's function of batches; computes the constants before the first batch."""
-
-    model: Any
-    function: Callable[..., Any]
-    is_due: bool = True
-
-    def __call__(self, *arguments: Any) -> Any:
-        if not self.model.built:  # The function is about to build it.
-            return self.function(*arguments)
-        constants = self.model.neighborhood.constants
-        if self.is_due:
-            arguments = update_before(self.model, constants.update, arguments)
-            self.is_due = False
-        with constants.used():
-            return self.function(*arguments)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -278,7 +259,9 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(is_wide, "head", demand, outputs.dtype)
 
     def _prepared(self) -> list[Tensor]:
-        return self._finetuning.prepared(self.dictionary.entries(self._precision))
+        both = self.dictionary.keys, self.dictionary.values
+        entries = loops.Entries(*(ops.cast(each, self._precision) for each in both))
+        return self._finetuning.prepared(entries)
 
     def call(
         self,
@@ -305,7 +288,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self, features: Tensor, k: int = 5, by: str = "attention", effects: bool = False
     ) -> Neighbors:
         """Returns `k` entries per example, as `MetaNeighborhoodModel.neighbors` does."""
-        self.require_ranking(k, by)
+        self.require_ranking(k, by, effects)
         queries = ops.cast(features, self._precision)
         found = self.dictionary.look_up(queries, prepared=self.constants.current)
         entries, attention = found
@@ -341,13 +324,15 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             for raw in self.learning_rate.weights:
                 raw.assign(ops.clip(raw, -most, most))
 
-    def require_ranking(self, k: int, by: str) -> None:
+    def require_ranking(self, k: int, by: str, effects: bool) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""
         validation.built(self, "neighbors")
         validation.one_of(by, ("attention", "effect"), "by")
+        validation.boolean(effects, "effects")
         entries = self.dictionary.num_neighbors
-        demand = f"at most the number of dictionary entries, {entries}, and at least 1"
-        validation.require(k in range(1, entries + 1), "k", demand, k)
+        demand = f"at most the number of dictionary entries, {entries}"
+        fits = validation.positive_integer(k, "k") <= entries
+        validation.require(fits, "k", demand, k)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return tuple(self.head.compute_output_shape(tuple(input_shape)))

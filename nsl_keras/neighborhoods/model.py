@@ -13,7 +13,7 @@ from keras import ops, tree
 from nsl_keras import backend, graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32, variable_scope
 from nsl_keras.neighborhoods.dictionary import NeighborDictionary, classes_of
-from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors, Once
+from nsl_keras.neighborhoods.head import MetaNeighborhoodHead, Neighbors
 from nsl_keras.neighborhoods.splitting import split_classifier
 from nsl_keras.training import data
 from nsl_keras.training.checks import CheckedModel
@@ -121,6 +121,8 @@ class MetaNeighborhoodModel(CheckedModel):
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
+        #: Whether the next batch must compute the constants.
+        self._is_due = True
 
     @property
     def unadapted(self) -> keras.Model:
@@ -200,6 +202,11 @@ class MetaNeighborhoodModel(CheckedModel):
         if y is not None:
             self.dictionary.require_targets(y)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Configures training, as in Keras; the loss of a classifier must take logits."""
+        super().compile(*args, **kwargs)
+        self._ranking.cache_clear()  # Layers may have changed, as by `enable_lora`.
+
     def make_test_function(self, force: bool = False) -> Any:
         super().make_test_function(force)
         self.test_function = self._computing_once(self.test_function, "test_step")
@@ -211,11 +218,22 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.predict_function
 
     def _computing_once(self, function: Any, step: str) -> Any:
-        if isinstance(function, Once):
-            function.is_due = True
-        elif getattr(type(self), step) is getattr(keras.Model, step):
-            return Once(self, function)
-        return function
+        self._is_due = True
+        is_own = getattr(type(self), step) is not getattr(keras.Model, step)
+        if is_own or isinstance(function, functools.partial):
+            return function
+        return functools.partial(self._on_constants, function)
+
+    def _on_constants(self, function: Any, *arguments: Any) -> Any:
+        """Calls a function of a batch; the first one of a `predict` computes constants."""
+        constants = self.neighborhood.constants
+        if not self.built:  # The function is about to build it.
+            return function(*arguments)
+        if self._is_due:
+            arguments = backend.update_before(self, constants.update, arguments)
+            self._is_due = False
+        with constants.used():
+            return function(*arguments)
 
     def train_step(self, *arguments: Any) -> Any:
         """Runs one step of the paper's Algorithm 1; on JAX, Keras's equal `train_step`."""
@@ -332,7 +350,7 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> model.neighbors(keras.ops.ones((4, 6)), k=5).values.shape
         (4, 5, 3)
         """
-        self.neighborhood.require_ranking(k, by)
+        self.neighborhood.require_ranking(k, by, effects)
         self.neighborhood.constants.update()
         with self.neighborhood.constants.used():
             found = self._ranking(k, by, effects, self.run_eagerly).predict(x, **options)
@@ -370,7 +388,7 @@ class MetaNeighborhoodModel(CheckedModel):
         """
         validation.built(self, "nearest_examples")
         features = at_least_float32(self._features_of(x, **options))
-        keys, values, _ = self.dictionary.entries(features.dtype)
+        keys, values = self.dictionary.keys, self.dictionary.values
         classes, labels = np.zeros(self.num_neighbors), np.zeros(len(features))
         if y is not None and self.classifies:
             self.dictionary.require_targets(y)

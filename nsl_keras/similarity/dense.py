@@ -25,7 +25,8 @@ class VectorForm(DynamicForm):
         vectors_mask: Tensor | None = None,
     ) -> Tensor:
         if self.shape_parameters is not None:
-            kernel = self.with_shape(kernel)
+            mask = ops.tile(self.shape_mask(), self.channels)
+            kernel = mask[:, None] * kernel  # NSL Eq. (4)
         products = self.multiply(vectors, mask=vectors_mask)
         return ops.matmul(products, ops.cast(kernel, vectors.dtype))
 

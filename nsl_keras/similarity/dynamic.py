@@ -100,7 +100,8 @@ class DynamicForm(BilinearForm):
         """Returns `W^T M(x) x` at every output position."""
         parameters = self.predicted(inputs)
         if self.shape_parameters is not None:
-            kernel = self.with_shape(kernel)
+            mask = ops.reshape(self.shape_mask(), (*self.kernel_size, 1, 1))
+            kernel = mask * kernel  # NSL Eq. (4)
         kernel = ops.cast(kernel, inputs.dtype)
         inputs = ops.moveaxis(inputs, self.channel_axis, -1)
         if training:

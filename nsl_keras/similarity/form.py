@@ -72,16 +72,10 @@ class BilinearForm(keras.layers.Layer):
             )
         nesting.pass_on_frozen(self)
 
-    def with_shape(self, kernel: Tensor) -> Tensor:
-        """Returns `D W`, whose gradient goes to the real parameters of the shape.
-
-        The axis of the features, if any, is the first one of two.
-        """
+    def shape_mask(self) -> Tensor:
+        """Returns `learned_shape`, whose gradient goes to the shape's real parameters."""
         real = ops.convert_to_tensor(self.shape_parameters)
-        mask = self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
-        if self.on_vectors:
-            return ops.tile(mask, self.channels)[:, None] * kernel  # NSL Eq. (4)
-        return ops.reshape(mask, (*self.kernel_size, 1, 1)) * kernel  # NSL Eq. (4)
+        return self.learned_shape + (real - ops.stop_gradient(real))  # NSL Eq. (5)
 
     @property
     def learned_shape(self) -> Tensor:

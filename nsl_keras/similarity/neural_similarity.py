@@ -84,7 +84,8 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
             # would contain two copies.
             live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
             forms = predictors.forms_of[self.predictor]
-            live.layers = len(forms) // len(forms_in(self))
+            own = [each for each in forms_in(self) if each in forms]
+            live.layers = len(forms) // len(own)
         return {
             **super().get_config(),
             "similarity": serialize(self.similarity),

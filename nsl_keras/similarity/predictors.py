@@ -205,6 +205,8 @@ class SimilarityPredictor:
             validation.one_of(self.kind, KINDS, "kind")
         validation.optional(validation.positive_integer, self.width, "width")
         validation.optional(validation.positive_integer, self.downsampling, "downsampling")
+        if isinstance(self.output_kernel_size, int):
+            validation.positive_integer(self.output_kernel_size, "output_kernel_size")
         validation.one_of(self.start, ("identity", "published"), "start")
         for name in ("pooled", "residual"):
             validation.boolean(getattr(self, name), name)
@@ -289,7 +291,9 @@ class SimilarityPredictor:
         if is_shifted:
             shift = keras.initializers.Constant(context.identity.reshape(-1))
         norms = self._batch_norms(
-            *(context, "output", batch_normalized),
+            context,
+            "output",
+            batch_normalized,
             gamma_initializer="ones" if published else "zeros",
             beta_initializer=shift,
         )
@@ -298,7 +302,10 @@ class SimilarityPredictor:
         demand = "with `start='published'` or a batch norm, if its output is by angle"
         validation.require(fits, "predictor", demand, self)
         output = context.layer(
-            *("output", context.outputs, geometry, normalize),
+            "output",
+            context.outputs,
+            geometry,
+            normalize,
             kernel_initializer=small_normal(0.001) if published or norms else "zeros",
             use_bias=is_shifted and not norms,
             bias_initializer=shift,

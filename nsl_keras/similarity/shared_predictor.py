@@ -119,9 +119,9 @@ class SharedSimilarityPredictor(keras.layers.Layer):
         alike = str((context.input_shape[1:], geometry))
         adaptation = self._hidden.adaptations.get(alike) if self.share_adaptations else None
         if adaptation is None:
+            start = {"kernel_initializer": "he_normal"}
             adaptation = self._hidden.adaptations[alike] = context.layer(
-                *("adaptation", self.adapted_filters, geometry),
-                kernel_initializer="he_normal",
+                "adaptation", self.adapted_filters, geometry, **start
             )
         return context.sequential([adaptation, self], "adapted_predictor")
 

@@ -52,10 +52,9 @@ class StaticForm(BilinearForm):
         axes = feature_axes or ()
         others = (axis for axis in range(len(kernel_shape)) if axis not in axes)
         self._features_first = [*axes, *others]
-        self._rows: tuple[int, ...] = kernel_shape
-        if self.on_vectors:
-            self._rows = (self.features, math.prod(kernel_shape) // self.features)
-        similarity, sizes = self.similarity, (self.channels, self._rows[-1])
+        # The numbers of channels and of filters.
+        sizes = self.channels, math.prod(kernel_shape) // (self.taps * self.channels)
+        similarity = self.similarity
         full = not similarity.shared_by_channels
         fits = not full or (len(filter_axes) == 1 and not self.on_vectors)
         demand = "shared by all channels, except in full convolutions"
@@ -112,10 +111,11 @@ class StaticForm(BilinearForm):
     def equivalent(self, kernel: Tensor) -> Tensor:
         """Returns the equivalent kernel `M^T D W`, in the shape of the kernel `W`."""
         moved = ops.transpose(kernel, self._features_first)
-        rows = ops.reshape(moved, self._rows)
+        blocks = ops.reshape(moved, self._blocks)
         if self.shape_parameters is not None:
-            rows = self.with_shape(rows)
-        blocks = ops.transpose(ops.reshape(rows, self._blocks), self._order)
+            behind = [1] * (2 if self.on_vectors else 4)
+            blocks = ops.reshape(self.shape_mask(), (-1, *behind)) * blocks  # NSL Eq. (4)
+        blocks = ops.transpose(blocks, self._order)
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         equivalent = self.similarity.equivalent_kernel(  # NSL Eq. (2)
             parameters, ops.reshape(blocks, self._by_matrix)

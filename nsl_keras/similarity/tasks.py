@@ -23,7 +23,8 @@ def save_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Writes the trained weights of a model to a file, without the frozen ones.
 
     The file contains the trainable weights in float32, the moving statistics of trainable
-    batch norms, the kinds of `M`, and a checksum of the frozen weights. For a network of
+    batch norms, the temperature of a `few_shot.ClassLogits`, the kinds of `M`, and a
+    checksum of the frozen weights. For a network of
     100 MB it takes a few kilobytes if only `M` and a classifier are trained.
 
     Args:
@@ -111,12 +112,13 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
 def _trained_and_frozen(model: keras.Model, what: str) -> tuple[list[Any], list[Any]]:
     """Returns the weights that training changes, and all other weights."""
     validation.built(model, what)
-    norms = [
+    with_state = [
         each
         for each in nesting.sublayers(model)
-        if isinstance(each, keras.layers.BatchNormalization) and each.trainable
+        if hasattr(each, "only_scales")  # With a temperature, which `calibrate` fits.
+        or (isinstance(each, keras.layers.BatchNormalization) and each.trainable)
     ]
-    changed = {id(each) for norm in norms for each in norm.non_trainable_weights}
+    changed = {id(each) for part in with_state for each in part.non_trainable_weights}
     changed |= set(map(id, model.trainable_weights))
     trained = [each for each in model.weights if id(each) in changed]
     return trained, [each for each in model.weights if id(each) not in changed]

@@ -1,17 +1,15 @@
 """Checks of data and losses that the models of this package share.
 
-Arrays, and the first batch of a generator or a `keras.utils.PyDataset`, are checked on the
-host before `fit` and `evaluate` begin. Other batches, and all batches of `tf.data`, are not
-read in advance: bad values in them make the loss non-finite, and `fit` stops there.
+Arrays, and the first batch of a `keras.utils.PyDataset`, are checked on the host before
+`fit` and `evaluate` begin. Other data is not read in advance: bad values in it make the
+loss non-finite, and `fit` stops there.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import math
-import types
 from typing import Any
 
 import keras
@@ -67,8 +65,6 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
 
     #: Whether the outputs are logits of classes, and not numbers of a regression.
     classifies: bool
-    #: The generator that a running `fit` has checked, for `evaluate` after each epoch.
-    _held_out: Any = None
     #: Whether `fit` takes `class_weight`.
     weighs_classes = True
 
@@ -106,40 +102,27 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):
             given["validation_data"] = (self._checked(*held_out[:2]), *held_out[1:])
-        else:
-            given["validation_data"] = checked = self._checked(held_out)
-            self._held_out = checked if isinstance(checked, types.GeneratorType) else None
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
         gentle = keras.callbacks.TerminateOnNaN  # The caller stops training in another way.
         if not any(isinstance(each, gentle) for each in callbacks):
             given["callbacks"] = [*callbacks, StopAtNonFiniteLoss()]
         del given["self"]
-        try:
-            return super().fit(**given)
-        finally:
-            self._held_out = None
+        return super().fit(**given)
 
     @functools.wraps(keras.Model.evaluate)
     def evaluate(self, x: Any = None, y: Any = None, *args: Any, **options: Any) -> Any:
         epoch = getattr(x, "epoch", None)
-        if x is not self._held_out:  # Keras reads a generator once, for all of `fit`.
-            x = self._checked(x, y)
-        found = super().evaluate(x, y, *args, **options)
+        found = super().evaluate(self._checked(x, y), y, *args, **options)
         if epoch is not None:  # In each epoch of `fit`, validation sees the same examples.
             x.epoch = epoch
         return found
 
     def _checked(self, x: Any, y: Any = None) -> Any:
-        """Returns `x`, checked: of a generator or a `PyDataset` the first batch.
+        """Returns `x`, checked: arrays, or the first batch of a `PyDataset`.
 
         Targets of zero weight are checked too: NaN times 0 is NaN.
         """
-        first: Any = (x, y)
-        if isinstance(x, keras.utils.PyDataset):
-            first = x[0]
-        elif isinstance(x, types.GeneratorType):
-            drawn = [*itertools.islice(x, 1)]
-            first, x = (*drawn, ())[0], (each for each in itertools.chain(drawn, x))
+        first: Any = x[0] if isinstance(x, keras.utils.PyDataset) else (x, y)
         inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(first)
         if is_in_memory(inputs):
             self._check_data(inputs, self._without_ignored(targets))

@@ -21,8 +21,9 @@ class BatchFunction(keras.Model):
         model: keras.layers.Layer,
         run_eagerly: bool = False,
     ) -> None:
-        # Inputs reach the model as they are; paths of weights begin with its name.
-        super().__init__(autocast=False, name=model.name)
+        # Inputs reach the model as they are; paths of weights begin with its name. With a
+        # mixed policy Keras would round the variables that the function reads.
+        super().__init__(autocast=False, name=model.name, dtype=model.variable_dtype)
         self.function = function
         self.model = model
         self.built = True

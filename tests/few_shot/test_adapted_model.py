@@ -198,6 +198,9 @@ def test_what_is_no_learner_and_no_model(tmp_path):
 
 
 def test_names_fit_the_logits():
+    for names in ("elk", ["elk", "elk"]):
+        with refused("`class_names` must be a sequence of different names"):
+            few_shot.ClassLogits(names)
     with refused("`class_names` must be 2 names"):
         few_shot.ClassLogits(NAMES)(np.zeros((1, 2)))
 

@@ -148,9 +148,13 @@ def test_steps_of_mixed_precision_are_those_of_full():
     head = layers.Dense(WAYS, dtype="float32")
     options = {"inner_steps": 1, "inner_learning_rate": 1e-5}
     model = built(of_layers(layers.Flatten(), head), "classifier", **options)
+    head.bias.assign([1.0, -1.0])  # Large beside the step.
     adapted = as_numpy(model(inputs))
     model.rate.initial = 1e-30
     assert 0 < np.abs(as_numpy(model(inputs)) - adapted).max() < 1e-2
+    keras.config.set_dtype_policy("mixed_float16")
+    optimizer = compiled(MAML(of_layers(layers.Flatten(), layers.Dense(2)))).optimizer
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def test_a_non_finite_inner_loss_stops_fit():

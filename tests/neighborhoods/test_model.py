@@ -181,10 +181,18 @@ def test_bad_arrays(x, y, message):
     assert_all_equal(model.get_weights(), before)  # Nothing was lost.
 
 
+def built():
+    model = make_model()
+    model.build(X.shape)
+    return model
+
+
 test_bad_use = refusing(
     (lambda: make_model().compile(loss="binary_crossentropy"), "must take logits"),
     (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
+    (lambda: built().neighbors(X, k=5.0), "`k` must be a positive integer"),
+    (lambda: built().neighbors(X, effects="no"), "`effects` must be True or False"),
     (lambda: make_model().export("folder"), "`export` needs a built layer"),
     (lambda: make_model().initialize_from(iter([])), "`x` must be batches, as"),
     (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
@@ -260,6 +268,17 @@ def test_nearest_examples(eager):
     regression.build(X.shape)
     found = regression.nearest_examples(X, TARGETS)
     np.testing.assert_array_equal(found, regression.nearest_examples(X))
+
+
+@pytest.mark.parametrize("head", [CosineDense(3), keras.layers.Dense(3)])
+def test_neighbors_follow_changed_layers_and_are_not_rounded(head):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = make_model(head=head, inner_learning_rate=1.0)
+    model.build(X.shape)
+    assert_close(model.neighbors(X).after, model.predict(X, verbose=0))
+    model.backbone.layers[0].enable_lora(2)
+    compiled(model, optimizer=keras.optimizers.Adam(0.1)).fit(X, Y, verbose=0)
+    assert_close(model.neighbors(X).after, model.predict(X, verbose=0))
 
 
 @pytest.mark.jax

@@ -369,7 +369,8 @@ def test_a_shared_predictor_comes_apart_in_no_clone():
     for copy in copies:
         with pytest.raises((TypeError, ValueError), match="predictor='one of 2 layers'"):
             copy(model)
-    alone = stack([SharedSimilarityPredictor(), "sphere"])
+    nested = keras.Sequential([NeuralSimilarityConv2D(9, 3)])  # With an `M` of its own.
+    alone = stack([SharedSimilarityPredictor(), "sphere", nested])
     clone = keras.models.clone_model(alone)
     assert [each.shape for each in clone.weights] == [each.shape for each in alone.weights]
 
@@ -429,6 +430,7 @@ test_errors = refusing(
     (recipe_of(pooled="no"), r"`pooled` must be .*'no'"),
     (recipe_of(batch_normalization="no"), r"`batch_normalization` must be .*'no'"),
     (recipe_of(width=0), r"`width` must be .*width=0"),
+    (recipe_of(output_kernel_size=0), "`output_kernel_size` must be a positive integer"),
     (dense_with(SimilarityPredictor(pooled=True)), "without `pooled` and `output_kern"),
     (dense_with(SimilarityPredictor(downsampling=2)), "without `downsampling`, except in"),
     (

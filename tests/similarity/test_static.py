@@ -130,6 +130,7 @@ test_errors = refusing(
         "`shared_by` must be a divisor of the 4 channels .*=3",
     ),
     (lambda: made("depthwise", "full"), "shared .*'Full'"),
+    (lambda: layers.NeuralSimilarityConv1D(4, 3).build((2, 5, None)), "known at the chan"),
 )
 
 

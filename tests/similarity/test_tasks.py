@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers import assert_close, normal, randomize, stacked
 
-from nsl_keras import convert, layers, predictors
+from nsl_keras import convert, few_shot, layers, predictors
 
 
 def network(seed=0):
@@ -44,6 +44,14 @@ def test_a_task_in_another_copy(tmp_path):
     convert.load_task(other, tmp_path / "task")
     assert_close(other(INPUTS), one(INPUTS), 1e-6)
     assert (tmp_path / "task").stat().st_size < 5000
+
+
+def test_the_temperature_is_part_of_a_task(tmp_path):
+    model = few_shot.Finetuner(network(), steps=1).adapt(INPUTS, ["elk", "fox", "fox"])
+    one, other = (convert.add_similarity(model) for _ in range(2))
+    one.calibrate(3.0)
+    convert.load_task(other, saved(tmp_path / "task", one))
+    assert other.temperature == 3
 
 
 @pytest.mark.parametrize(

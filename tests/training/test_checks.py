@@ -67,21 +67,13 @@ def test_arguments_by_position(eager):
 def test_the_first_batch_of_a_data_set_is_checked(eager):
     model = classifier()
     model.fit(Batches((X, Y)), verbose=0)
-    model.fit((each for each in [(X, Y)]), shuffle=False, steps_per_epoch=1, verbose=0)
     for use in (
         lambda wrong: model.fit(Batches(wrong), verbose=0),
-        lambda wrong: model.fit((each for each in [wrong]), shuffle=False, verbose=0),
         lambda wrong: model.fit(X, Y, validation_data=Batches(wrong), verbose=0),
         lambda wrong: model.evaluate(Batches(wrong), verbose=0),
     ):
         with refused("must hold classes 0 to 2"):
             use((X, Y + 1))
-
-
-def test_a_generator_of_validation_data_loses_no_batch(eager):
-    held_out = ((X, Y) for _ in range(6))
-    options = {"epochs": 3, "validation_data": held_out, "validation_steps": 2}
-    assert len(classifier().fit(X, Y, **options, verbose=0).history["val_loss"]) == 3
 
 
 def test_targets_that_the_loss_leaves_out_are_not_checked(eager):
