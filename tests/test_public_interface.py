@@ -28,11 +28,6 @@ PUBLIC = {
 EXAMPLES = {id(thing): name for name, thing in sorted(PUBLIC.items())}
 
 
-def test_the_docstring_of_the_package_names_its_modules():
-    named = set(re.findall(r"`(\w+)`", nsl_keras.__doc__))
-    assert {name.removeprefix("nsl_keras.") for name in interface.modules()} <= named
-
-
 def test_the_package_lists_its_modules():
     modules = [name.removeprefix("nsl_keras.") for name in interface.modules()]
     classes = ["MetaNeighborhoodModel", "NonFiniteLossError", "__version__"]

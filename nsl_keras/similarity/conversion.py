@@ -13,6 +13,7 @@ import keras
 from nsl_keras import graphs, nesting, similarities, validation
 from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
+from nsl_keras.nesting import parts_of
 from nsl_keras.similarity import convolution, dense, einsum, predictors, transposed
 from nsl_keras.similarity.folding import is_ours
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
@@ -128,11 +129,10 @@ def add_similarity(
     validation.require(fits, "predictor", demand, predictor)
     free = [graphs.classifier_of(root)] if train_classifier else []
     flags = [(each, each.trainable) for each in (root, *found, *root.variables)]
+    kept = {id(part) for each in free for part in (*parts_of(each), *each.variables)}
     if freeze_backbone:
         for part in (root, *found):
             part.trainable = False
-    for each in free:
-        kept = {id(part) for part in (each, *nesting.sublayers(each), *each.variables)}
         nesting.set_flags(pair for pair in flags if id(pair[0]) in kept)
     try:
         with variable_scope(root):

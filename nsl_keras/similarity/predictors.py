@@ -290,26 +290,17 @@ class SimilarityPredictor:
         shift: Any = "zeros"
         if is_shifted:
             shift = keras.initializers.Constant(context.identity.reshape(-1))
-        norms = self._batch_norms(
-            context,
-            "output",
-            batch_normalized,
-            gamma_initializer="ones" if published else "zeros",
-            beta_initializer=shift,
-        )
+        scale = "ones" if published else "zeros"
+        start = {"gamma_initializer": scale, "beta_initializer": shift}
+        norms = self._batch_norms(context, "output", batch_normalized, **start)
         # From zero, the cosine with a kernel would be large after the first step.
         fits = published or norms or normalize in (None, "input")
         demand = "with `start='published'` or a batch norm, if its output is by angle"
         validation.require(fits, "predictor", demand, self)
-        output = context.layer(
-            "output",
-            context.outputs,
-            geometry,
-            normalize,
-            kernel_initializer=small_normal(0.001) if published or norms else "zeros",
-            use_bias=is_shifted and not norms,
-            bias_initializer=shift,
-        )
+        kernel = small_normal(0.001) if published or norms else "zeros"
+        options = {"kernel_initializer": kernel, "bias_initializer": shift}
+        options["use_bias"] = is_shifted and not norms
+        output = context.layer("output", context.outputs, geometry, normalize, **options)
         return [output, *norms]
 
     def _has_bottleneck(self, context: LayerContext) -> bool:

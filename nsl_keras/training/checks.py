@@ -102,6 +102,8 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         held_out = given.get("validation_data")
         if isinstance(held_out, (tuple, list)):
             given["validation_data"] = (self._checked(*held_out[:2]), *held_out[1:])
+        else:
+            self._checked(held_out)
         callbacks = keras.tree.flatten(given.get("callbacks") or [])
         gentle = keras.callbacks.TerminateOnNaN  # The caller stops training in another way.
         if not any(isinstance(each, gentle) for each in callbacks):

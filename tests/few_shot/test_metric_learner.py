@@ -111,7 +111,6 @@ def test_dropout_and_noise_are_off_by_episode():
         (lambda s, y, q: (s, y, q[..., 1:]), "Inputs must be"),
         (lambda s, y, q: (s[:1], y[:1], q), "Inputs must be"),
         (lambda s, y, q: Batches(((s, y + 1, q), y)), r"support_labels\[0\]=\[1, 2, 3\]"),
-        (lambda s, y, q: iterated(((s, y - 1, q), y)), r"support_labels\[0\]=\[-1, 0, 1\]"),
     ],
 )
 def test_arrays_are_checked_before_the_first_step(inputs, message):

@@ -3,7 +3,7 @@
 import adapting_heads as heads
 import numpy as np
 import pytest
-from helpers import as_numpy, normal
+from helpers import as_numpy, normal, refused
 
 import nsl_keras
 from nsl_keras.neighborhoods.dual_form import DualForm
@@ -78,12 +78,6 @@ def test_a_large_step_leaves_a_small_error_of_the_integral():
     assert np.all(errors < 1e-3 * np.abs(change).max(axis=1))
 
 
-def test_entries_without_attention_change_nothing():
-    found = neighbors_of(heads.build("cosine", dictionary={"temperature": 1e-4}))
-    assert np.abs(found.output_changes[:, 0]).max() > 0.01
-    assert np.abs(found.output_changes[:, 1:]).max() < 1e-12
-
-
 @pytest.mark.jax
 def test_rankings():
     layer, z = heads.build("cosine"), heads.features()
@@ -97,3 +91,6 @@ def test_rankings():
     assert found.output_changes is None
     expected = np.take_along_axis(changes, as_numpy(same.indices)[..., None], 1)
     check_close(as_numpy(same.output_changes), expected, 1e-12)
+    for wrong, message in ({"k": 5.0}, "`k` must be"), ({"effects": 1}, "`effects` must"):
+        with refused(message):
+            layer.neighbors(z, **wrong)

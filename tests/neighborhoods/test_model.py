@@ -181,18 +181,10 @@ def test_bad_arrays(x, y, message):
     assert_all_equal(model.get_weights(), before)  # Nothing was lost.
 
 
-def built():
-    model = make_model()
-    model.build(X.shape)
-    return model
-
-
 test_bad_use = refusing(
     (lambda: make_model().compile(loss="binary_crossentropy"), "must take logits"),
     (lambda: make_model(backbone="resnet"), "`backbone` must be a Keras layer"),
     (lambda: make_model().unadapted, "`unadapted` needs a built layer"),
-    (lambda: built().neighbors(X, k=5.0), "`k` must be a positive integer"),
-    (lambda: built().neighbors(X, effects="no"), "`effects` must be True or False"),
     (lambda: make_model().export("folder"), "`export` needs a built layer"),
     (lambda: make_model().initialize_from(iter([])), "`x` must be batches, as"),
     (lambda: make_model().initialize_from(Batches((X,))), "`y` must be given"),
