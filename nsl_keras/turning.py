@@ -38,7 +38,7 @@ class Foldable(keras.layers.Layer):
     own_attributes: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def is_exact(self) -> bool:
+    def has_plain_twin(self) -> bool:
         """Whether the layer computes as the plain one does, and is of no derived class."""
         return "plain" in vars(type(self))
 
@@ -53,7 +53,7 @@ class Foldable(keras.layers.Layer):
             ValueError: If the layer is not built, or has no plain equivalent: derived
                 classes have none, because they may compute something else.
         """
-        if not self.is_exact:
+        if not self.has_plain_twin:
             kind, plain = type(self).__name__, self.plain.__name__
             raise ValueError(f"`fold` needs a layer that computes as {plain}, not a {kind}")
         validation.built(self, "fold")

@@ -22,7 +22,7 @@ class Adapting:
     """Gives a learner `adapt`; a subclass writes `_adapted`."""
 
     #: The name of the argument and attribute that is the learner's network.
-    wraps = "model"
+    network_argument = "model"
     ways: Any
     batch_normalization: str
     #: Whether the number of classes is that of a network's outputs.
@@ -33,7 +33,7 @@ class Adapting:
     @property
     def network(self) -> Any:
         """The model that the learner was given."""
-        return getattr(self, self.wraps)
+        return getattr(self, self.network_argument)
 
     @property
     def effective_batch_normalization(self) -> str | None:
@@ -110,7 +110,7 @@ class Adapting:
             labels, names = _numbered(labels, class_names, len(examples))
             are_numbers = isinstance(names[0], int)
             head = ClassLogits([*map(str, names)], labels=names if are_numbers else None)
-        self._build_for(examples.shape[1:], labels.shape[1:])
+        self.ensure_built(examples.shape[1:], labels.shape[1:])
         if head and self.ways_are_fixed:
             demand = f"labels of {self.ways} classes, the `ways` of the learner"
             validation.require(len(names) == self.ways, "y", demand, names)
@@ -121,7 +121,7 @@ class Adapting:
         model(examples[:1])  # Or Keras exports no model to ONNX.
         return model
 
-    def _build_for(self, shape: Any, label_shape: Any = ()) -> None:
+    def ensure_built(self, shape: Any, label_shape: Any = ()) -> None:
         """Builds the learner, unless it is built, for shapes of examples and labels."""
 
     def _adapted(

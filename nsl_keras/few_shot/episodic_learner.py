@@ -21,7 +21,7 @@ from nsl_keras.training.data import as_inputs
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call` and `_adapted`, `build_for` if it has weights of its own, and
+    A subclass writes `call` and `_adapted`, `build_weights` if it has weights of its own, and
     sets `ways` there at the latest.
     """
 
@@ -34,7 +34,7 @@ class EpisodicLearner(Adapting, CheckedModel):
 
     def __init__(self, network: Any, batch_normalization: str, **kwargs: Any) -> None:
         is_layer = isinstance(network, keras.layers.Layer)
-        validation.require(is_layer, self.wraps, "a Keras model", network)
+        validation.require(is_layer, self.network_argument, "a Keras model", network)
         # With a mixed policy Keras would round all variables that a learner reads.
         kwargs["dtype"] = network.variable_dtype
         super().__init__(autocast=False, **kwargs)
@@ -57,9 +57,9 @@ class EpisodicLearner(Adapting, CheckedModel):
             support, *_ = episode_shapes(input_shape, () if self.classifies else None)
             output = self._output_of(support[2:])
             self._outputs_dtype = wide_dtype(output.dtype)
-            self.build_for(tuple(output.shape[1:]))
+            self.build_weights(tuple(output.shape[1:]))
 
-    def build_for(self, shape: tuple[int, ...]) -> None:
+    def build_weights(self, shape: tuple[int, ...]) -> None:
         """Creates what depends on the shape of the network's output, without batch axis."""
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
@@ -69,7 +69,7 @@ class EpisodicLearner(Adapting, CheckedModel):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            self.wraps: keras.saving.serialize_keras_object(self.network),
+            self.network_argument: keras.saving.serialize_keras_object(self.network),
             "batch_normalization": self.batch_normalization,
         }
 
@@ -87,7 +87,7 @@ class EpisodicLearner(Adapting, CheckedModel):
         images, labels, queries = x
         validation.finite(images, "support_images")
         validation.finite(queries, "query_images")
-        self._build_for(np.shape(images)[2:], np.shape(labels)[2:])
+        self.ensure_built(np.shape(images)[2:], np.shape(labels)[2:])
         if not self.classifies:
             validation.finite(labels, "support_labels")
             validation.finite(y, "y")
@@ -105,7 +105,7 @@ class EpisodicLearner(Adapting, CheckedModel):
             targets = ops.convert_to_numpy(y)
             validation.class_labels(targets.reshape(-1, *targets.shape[2:]), self.ways)
 
-    def _build_for(self, shape: Any, label_shape: Any = ()) -> None:
+    def ensure_built(self, shape: Any, label_shape: Any = ()) -> None:
         if not self.built:
             images, labels = (None, None, *shape), (None, None, *label_shape)
             with variable_scope(self):
@@ -119,7 +119,7 @@ class EpisodicLearner(Adapting, CheckedModel):
             found = graphs.output_spec(network, symbol)
         is_known = isinstance(found, keras.KerasTensor) and None not in found.shape[1:]
         demand = f"a model with one output of known sizes for inputs of shape {images}"
-        validation.require(is_known, self.wraps, demand, found)
+        validation.require(is_known, self.network_argument, demand, found)
         return found
 
     def compute_loss(

@@ -139,7 +139,7 @@ class MAML(EpisodicLearner):
         inner = select_variables(model, inner_variables)
         self.functional = FunctionalModel(model, inner, batch_normalization)
 
-    def build_for(self, shape: tuple[int, ...]) -> None:
+    def build_weights(self, shape: tuple[int, ...]) -> None:
         if self.classifies:
             demand = "a network with logits of shape (batch, ways), for two or more ways"
             is_vector = len(shape) == 1 and shape[0] > 1

@@ -23,7 +23,7 @@ from nsl_keras.training import data
 class MetricLearner(EpisodicLearner):
     """Base of the learners that score queries by features of the support set: `compare`."""
 
-    wraps = "backbone"
+    network_argument = "backbone"
     ways_are_fixed = False
 
     def __init__(
@@ -84,7 +84,7 @@ class MetricLearner(EpisodicLearner):
         config = {**self.get_config(), "ways": ways}
         config["backbone"] = keras.saving.serialize_keras_object(backbone)
         learner = self.from_config(config)
-        learner._build_for(features.shape[1:])
+        learner.ensure_built(features.shape[1:])
         others = set(map(id, self.backbone.weights))
         own = [each for each in self.weights if id(each) not in others]
         learner.set_weights([*map(ops.convert_to_numpy, own)])
@@ -101,7 +101,7 @@ class SupportSet(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         shape = (self.examples, *input_shape[1:])
-        self.learner._build_for(shape[1:])
+        self.learner.ensure_built(shape[1:])
         options: dict[str, Any] = {"trainable": False, "autocast": False}
         self.features = self.add_weight(shape, name="features", **options)
         self.labels = self.add_weight(shape[:1], name="labels", dtype="int32", **options)

@@ -87,7 +87,7 @@ class NeighborhoodLearner(MetricLearner):
         self.rate = InnerLearningRate(inner_learning_rate, learning_rate_form, dtype=dtype)
         self.scale = validation.positive_number(scale, "scale")
 
-    def build_for(self, feature_shape: tuple[int, ...]) -> None:
+    def build_weights(self, feature_shape: tuple[int, ...]) -> None:
         self.rate.build_for([(math.prod(feature_shape), self.ways)])
         start = keras.initializers.Constant(self.scale)
         self.learned_scale = self.add_weight((), start, name="scale", autocast=False)

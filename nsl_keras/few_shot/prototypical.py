@@ -98,7 +98,7 @@ class ProtoNet(MetricLearner):
         self.temperature = validation.positive_number(temperature, "temperature")
         self.learn_temperature = validation.boolean(learn_temperature, "learn_temperature")
 
-    def build_for(self, feature_shape: tuple[int, ...]) -> None:
+    def build_weights(self, feature_shape: tuple[int, ...]) -> None:
         if self.learn_temperature:
             start = keras.initializers.Constant(math.log(self.temperature))
             self.log_temperature = self.add_weight(

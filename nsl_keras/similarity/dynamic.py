@@ -23,7 +23,7 @@ class DynamicForm(BilinearForm):
     """A dynamic `M(x)` of a convolution: `y = W^T M(x) x` at every output position.
 
     The predictor is a recipe or a layer. `network` is the layer that predicts `M`, once
-    built, and `identity` has the parameters of the identity. See also `BilinearForm`.
+    built, and `identity_parameters` are those of the identity. See also `BilinearForm`.
     """
 
     def __init__(self, similarity: Any, predictor: Any, **kwargs: Any) -> None:
@@ -62,12 +62,12 @@ class DynamicForm(BilinearForm):
         #: Without it Keras would warn of a mask of vectors; positions have no mask.
         self.supports_masking = self.on_vectors
         self.geometry = geometry
-        self.identity = self.similarity.start(self.taps, self.variable_dtype)
+        self.identity_parameters = self.similarity.start(self.taps, self.variable_dtype)
         if self.on_vectors:
             input_shape = (None, self.features)
         context = predictors.LayerContext(
             input_shape=input_shape,
-            identity=self.identity,
+            identity_parameters=self.identity_parameters,
             width=width or math.prod(kernel_shape[axis] for axis in filter_axes),
             is_diagonal=isinstance(self.similarity, similarities.Diagonal),
             geometry=geometry,
@@ -77,7 +77,7 @@ class DynamicForm(BilinearForm):
         )
         self.channel_axis = context.channel_axis
         #: The side of the blocks of positions that share one `M`.
-        self.block = 1
+        self.downsampling = 1
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.make_network(context)
@@ -85,7 +85,7 @@ class DynamicForm(BilinearForm):
             self.residual = recipe.residual
             received = tuple(self.network.compute_output_shape(input_shape))
             if len(received) > 2:
-                self.block = recipe.block_side(context)
+                self.downsampling = recipe.block_side(context)
         else:  # The predictor is a custom layer.
             self.network = self.predictor
             inputs = keras.KerasTensor(input_shape, self.compute_dtype)
@@ -139,12 +139,12 @@ class DynamicForm(BilinearForm):
                 prediction = ops.moveaxis(prediction, self.channel_axis, -1)
                 positions = ops.shape(prediction)[1:-1]
             leading = (ops.shape(prediction)[0], *positions)
-        parameters = ops.reshape(prediction, (*leading, *self.identity.shape))
+        parameters = ops.reshape(prediction, (*leading, *self.identity_parameters.shape))
         parameters = ops.cast(parameters, self.precision)
         if self.residual:
-            parameters = parameters + ops.cast(self.identity, self.precision)
+            parameters = parameters + ops.cast(self.identity_parameters, self.precision)
         if penalized and self.similarity.regularizer is not None:
-            each = ops.reshape(parameters, (-1, *self.identity.shape))
+            each = ops.reshape(parameters, (-1, *self.identity_parameters.shape))
             count = ops.maximum(ops.shape(each)[0], 1)  # A batch may be empty.
             matrices = self.similarity.matrix(each, self.taps)
             penalty = self.similarity.regularizer(matrices)
@@ -154,24 +154,27 @@ class DynamicForm(BilinearForm):
     def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
         """Returns parameters for every position from those for every block of positions."""
         predicted = ops.shape(parameters)[1 : 1 + len(positions)]
-        blocks = [-(-size // self.block) for size in positions]
-        both = zip(predicted, blocks, strict=True)
-        pairs = [each for each in both if all(isinstance(size, int) for size in each)]
-        are_one = self.block == 1 and all(place == 1 for place, _ in pairs)
-        if not are_one and any(place != due for place, due in pairs):
+        wanted = [-(-size // self.downsampling) for size in positions]
+        pairs = zip(predicted, wanted, strict=True)
+        known = [pair for pair in pairs if all(isinstance(size, int) for size in pair)]
+        # One prediction per example, without a recipe's blocks, serves all positions.
+        is_one = self.downsampling == 1 and all(found == 1 for found, _ in known)
+        if not is_one and any(found != size for found, size in known):
             raise ValueError(
                 "`predictions` must be at each position, or block of `downsampling`, of "
                 f"{tuple(positions)}. Received: predictions={tuple(predicted)}"
             )
-        if self.block == 1:
+        if self.downsampling == 1:
             return parameters
         for axis, size in enumerate(positions, start=1):
             shape = list(ops.shape(parameters))
             known = isinstance(shape[axis], int) and isinstance(size, int)
-            shape[axis] *= self.block
+            shape[axis] *= self.downsampling
             # Not `ops.repeat`, which is slower on a CPU.
             each = ops.expand_dims(parameters, axis + 1)
-            parameters = ops.reshape(ops.concatenate([each] * self.block, axis + 1), shape)
+            parameters = ops.reshape(
+                ops.concatenate([each] * self.downsampling, axis + 1), shape
+            )
             # A slice of everything would cost a copy in the gradient.
             if not known or shape[axis] != size:
                 shape[axis] = size

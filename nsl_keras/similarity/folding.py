@@ -57,7 +57,7 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     validation.require(not found, "model", demand, "; ".join(found))
     folded = model if inplace else copied(model)
     for part in [*sublayers(graphs.root_of(folded))]:
-        if getattr(part, "is_exact", False):
+        if getattr(part, "has_plain_twin", False):
             part.turn_back()
     forget_functions(folded)
     return folded
@@ -74,7 +74,7 @@ def _obstacle(layer: keras.layers.Layer) -> str:
     obstacles = {
         "a dynamic": any(form.predictor is not None for form in forms),
         "a quantized": getattr(layer, "quantization_mode", None) is not None,
-        "a derived": not getattr(layer, "is_exact", True),
+        "a derived": not getattr(layer, "has_plain_twin", True),
     }
     found = [name for name, holds in obstacles.items() if forms and holds]
     return f"{layer.name!r}, {found[0]} {type(layer).__name__}" if found else ""

@@ -31,7 +31,7 @@ class LayerContext:
 
     Attributes:
         input_shape: Shape of the layer's input, or of the vectors that `M` multiplies.
-        identity: The parameters of the identity.
+        identity_parameters: The parameters of the identity `M`.
         width: Number of outputs of the plain layer at a position.
         is_diagonal: Whether `M` is diagonal.
         geometry: `kernel_size`, `strides`, `padding`, `dilation_rate` and `data_format` of
@@ -42,7 +42,7 @@ class LayerContext:
     """
 
     input_shape: tuple[Any, ...]
-    identity: np.ndarray
+    identity_parameters: np.ndarray
     width: int
     is_diagonal: bool
     geometry: Any
@@ -53,7 +53,7 @@ class LayerContext:
     @property
     def outputs(self) -> int:
         """The number of parameters of `M`."""
-        return self.identity.size
+        return self.identity_parameters.size
 
     @property
     def rank(self) -> int:
@@ -289,7 +289,7 @@ class SimilarityPredictor:
         is_shifted = not (published or self.residual)
         shift: Any = "zeros"
         if is_shifted:
-            shift = keras.initializers.Constant(context.identity.reshape(-1))
+            shift = keras.initializers.Constant(context.identity_parameters.reshape(-1))
         scale = "ones" if published else "zeros"
         start = {"gamma_initializer": scale, "beta_initializer": shift}
         norms = self._batch_norms(context, "output", batch_normalized, **start)

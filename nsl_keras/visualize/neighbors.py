@@ -80,8 +80,9 @@ def plot_neighbors(
     truths = _labels(y, names, len(queries), "y")
 
     nearest = model.nearest_examples(examples, labels)
-    demand = "at least 1, and at most the number of examples nearest to an entry"
-    validation.require(k in range(1, len({*nearest}) + 1), "k", demand, k)
+    demand = "at most the number of examples nearest to an entry"
+    fits = validation.positive_integer(k, "k") <= len({*nearest})
+    validation.require(fits, "k", demand, k)
     features = data.predict(model.features, model, x)
     pair = map(at_least_float32, (features, model.dictionary.keys))
     similarity = np.full((len(queries), len(pictures)), -np.inf)

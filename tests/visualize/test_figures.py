@@ -106,7 +106,7 @@ test_errors = refusing(
     (picture("adaptation", X[:2]), r"Expected shape \(None, 6\), but .*\(1, 2, 6\)"),
     (picture("similarities", model=plain_model), "`model` must be .*static .*='sequential"),
     (picture("neighbors", IMAGES, IMAGES, model=plain_model), "`model` must be a `MetaN"),
-    (picture("neighbors", IMAGES, IMAGES[:2], k=3), "`k` must be at least 1, and at most"),
+    (picture("neighbors", IMAGES, IMAGES[:2], k=3), "`k` must be at most the number of ex"),
     (picture("neighbors", IMAGES, IMAGES, np.zeros(5)), r"must be 20, .*len\(labels\)=5"),
     (
         picture("dynamic_similarity", IMAGES[0], "other", model=dynamic_model),
