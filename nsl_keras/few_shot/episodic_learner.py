@@ -21,8 +21,8 @@ from nsl_keras.training.data import as_inputs
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call` and `_adapted`, `build_weights` if it has weights of its own, and
-    sets `ways` there at the latest.
+    A subclass writes `call` and `_adapted`, `build_weights` if it has weights of its own,
+    and sets `ways` there at the latest.
     """
 
     #: int, the number of classes of an episode; `None` before the model is built.

@@ -156,10 +156,10 @@ class DynamicForm(BilinearForm):
         predicted = ops.shape(parameters)[1 : 1 + len(positions)]
         wanted = [-(-size // self.downsampling) for size in positions]
         pairs = zip(predicted, wanted, strict=True)
-        known = [pair for pair in pairs if all(isinstance(size, int) for size in pair)]
+        sized = [pair for pair in pairs if all(isinstance(size, int) for size in pair)]
         # One prediction per example, without a recipe's blocks, serves all positions.
-        is_one = self.downsampling == 1 and all(found == 1 for found, _ in known)
-        if not is_one and any(found != size for found, size in known):
+        is_one = self.downsampling == 1 and all(found == 1 for found, _ in sized)
+        if not is_one and any(found != size for found, size in sized):
             raise ValueError(
                 "`predictions` must be at each position, or block of `downsampling`, of "
                 f"{tuple(positions)}. Received: predictions={tuple(predicted)}"
@@ -171,10 +171,8 @@ class DynamicForm(BilinearForm):
             known = isinstance(shape[axis], int) and isinstance(size, int)
             shape[axis] *= self.downsampling
             # Not `ops.repeat`, which is slower on a CPU.
-            each = ops.expand_dims(parameters, axis + 1)
-            parameters = ops.reshape(
-                ops.concatenate([each] * self.downsampling, axis + 1), shape
-            )
+            copies = [ops.expand_dims(parameters, axis + 1)] * self.downsampling
+            parameters = ops.reshape(ops.concatenate(copies, axis + 1), shape)
             # A slice of everything would cost a copy in the gradient.
             if not known or shape[axis] != size:
                 shape[axis] = size
