@@ -177,7 +177,7 @@ def check_second_order(
     Args:
         model: A built model, which runs in inference mode.
         x: Batch of the model's inputs; two examples suffice.
-        step: float, `h` relative to the length of the weights.
+        step: float above 0, `h` relative to the length of the weights.
         seed: int, fixes the direction.
 
     Example:
@@ -189,6 +189,7 @@ def check_second_order(
     True
     """
     validation.built(model, "check_second_order")
+    validation.positive_number(step, "step")
     functional = FunctionalModel(model, model.trainable_variables, "moving")
     start = [*map(ops.convert_to_numpy, functional.values())]
     draw = np.random.default_rng(seed).normal
