@@ -51,7 +51,7 @@ _ACTIVATIONS = (layers.Activation, layers.ReLU, layers.LeakyReLU, layers.ELU)
 
 
 def stages_of(head: Any) -> list[DenseStage]:
-    """Returns the dense stages of a head, with its weights, none if it is not built.
+    """Returns the dense stages of a head, with its present weights if it is built.
 
     The head is a `Dense` or `CosineDense` layer, or a `keras.Sequential` of these and of
     `_ACTIVATIONS`; otherwise a `ValueError` names the layer.
@@ -63,7 +63,7 @@ def stages_of(head: Any) -> list[DenseStage]:
         names = ("kernel", "learned_scale" if is_cosine else "bias")
         weights = [getattr(layer, name, None) for name in names]
         weights = [each for each in weights if each is not None]
-        # Not so with LoRA, int8, and activations that have weights, as PReLU.
+        # False with LoRA, with int8, and with activations that have weights, such as PReLU.
         is_plain = not isinstance(activation, layers.Layer) and all(
             isinstance(each, keras.Variable) and keras.backend.is_float_dtype(each.dtype)
             for each in weights
@@ -96,7 +96,8 @@ _Trace = tuple[Tensor, Tensor]
 class DualForm(InnerLoop):
     """The inner loop of dense heads, as attention over the dictionary.
 
-    `chunk_size` bounds the entries whose terms are in memory at once; `None` takes all.
+    `stages()` returns the head's stages with its present weights. `chunk_size` bounds the
+    entries whose terms are in memory at once; `None` takes all.
     """
 
     stages: Callable[[], list[DenseStage]]
