@@ -129,9 +129,14 @@ def replayed(model: keras.Model, replacements: dict[int, Layer]) -> keras.Model:
         holds = is_graph(layer) and any(id(each) in replacements for each in layers(layer))
         return replayed(layer, replacements) if holds else layer
 
+    def call(layer: Any, *tensors: Any, **options: Any) -> Any:
+        # The options were those of the layer that is replaced.
+        is_new = any(layer is each for each in replacements.values())
+        return layer(*tensors, **({} if is_new else options))
+
     if isinstance(model, keras.Sequential):
         return type(model)([model.inputs[0], *map(new, model.layers)], name=model.name)
-    return keras.models.clone_model(model, input_tensors=model.input, clone_function=new)
+    return keras.models.clone_model(model, model.input, new, call)
 
 
 def ending(model: keras.Model) -> tuple[Any, list[Any]]:

@@ -98,7 +98,6 @@ def test_sound_data_pass():
 
 
 NOT_FINITE = np.array([[0.0, np.nan], [1.0, np.inf]])
-#: NumPy lacks this type.
 BFLOAT16 = keras.ops.convert_to_tensor(NOT_FINITE.astype("float32"), "bfloat16")
 
 

@@ -108,7 +108,8 @@ class Adapting:
         head = None
         if self.classifies:
             labels, names = _numbered(labels, class_names, len(examples))
-            are_numbers = isinstance(names[0], int)
+            # Given names are counted from 0.
+            are_numbers = class_names is None and isinstance(names[0], int)
             head = ClassLogits([*map(str, names)], labels=names if are_numbers else None)
         self.ensure_built(examples.shape[1:], labels.shape[1:])
         if head and self.ways_are_fixed:

@@ -99,7 +99,7 @@ def test_a_temperature_is_fitted_again_after_a_change(kind, eager):
     numbered.calibrate(images[9:], np.arange(9) % 3 + 1)
     with refused(r"`y` must be names in \('1', '2', '3'\), or numbers in \[1, 2, 3\]"):
         numbered.calibrate(images[:2], [0, 1])
-    counted = kind(backbone).adapt(images[:9], np.arange(9) % 3, ["1", "10", "2"])
+    counted = kind(backbone).adapt(images[:9], np.arange(9) % 3, [1, 10, 2])
     counted.calibrate(images[9:], np.arange(9) % 3)
     assert counted.temperature == pytest.approx(numbered.temperature, rel=0.03)
 

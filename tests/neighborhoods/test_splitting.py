@@ -25,11 +25,14 @@ def sequential(*end):
     return stacked((8, 8, 3), *stem(), *end)
 
 
+def functional(*end):
+    model = sequential(*end)
+    return keras.Model(model.inputs[0], model.outputs[0])
+
+
 def nested(*end):
     """As an application after its preprocessing."""
-    model = sequential(*end)
-    functional = keras.Model(model.inputs[0], model.outputs[0])
-    return stacked((8, 8, 3), layers.Rescaling(2.0), functional)
+    return stacked((8, 8, 3), layers.Rescaling(2.0), functional(*end))
 
 
 def randomized(model):
@@ -65,7 +68,7 @@ ENDS = {
     [
         (nested, "logits"),
         (nested, "softmax"),
-        (sequential, "layer"),
+        (functional, "layer"),
         (nested, "cosine"),
         (sequential, "convolution"),
     ],
