@@ -157,7 +157,6 @@ def save_model(
     with contextlib.ExitStack() as contexts:
         scratch = contexts.enter_context(files.replacing(path))
         if isinstance(served, MetaNeighborhoodModel):
-            served.neighborhood.constants.update()
             contexts.enter_context(served.neighborhood.constants.used())
         archive.write_out(str(scratch), verbose=False)  # It traces the functions.
         _compare(scratch, batch, expected, tolerance)

@@ -131,8 +131,7 @@ def replayed(model: keras.Model, replacements: dict[int, Layer]) -> keras.Model:
 
     def call(layer: Any, *tensors: Any, **options: Any) -> Any:
         # The options were those of the layer that is replaced.
-        is_new = any(layer is each for each in replacements.values())
-        return layer(*tensors, **({} if is_new else options))
+        return layer(*tensors, **({} if layer in replacements.values() else options))
 
     if isinstance(model, keras.Sequential):
         return type(model)([model.inputs[0], *map(new, model.layers)], name=model.name)

@@ -91,7 +91,7 @@ class RelationNet(MetricLearner):
         self.is_training = bool(training)
         return super().call(inputs, training=training)
 
-    def build_for(self, feature_shape: tuple[int, ...]) -> None:
+    def build_weights(self, feature_shape: tuple[int, ...]) -> None:
         self.maps = feature_shape
         if self.relation is None:
             self.relation = relation_module((*feature_shape[:-1], 2 * feature_shape[-1]))

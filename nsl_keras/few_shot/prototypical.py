@@ -186,9 +186,10 @@ class NearestCentroid(MetricLearner):
         if type(self) is not NearestCentroid or type(self.metric) is not key_metrics.Cosine:
             return super().with_support(layers, features, labels, head)
         options: dict[str, Any] = {"dtype": features.dtype}
+        flat = keras.layers.Flatten(**options)
+        floats = keras.layers.Rescaling(1.0, **options)  # Of integers, for example.
         # Features may be shorter than `CosineDense` normalizes exactly.
-        units = [keras.layers.Flatten(**options), keras.layers.UnitNormalization(**options)]
-        units.insert(1, keras.layers.Rescaling(1.0, **options))  # Integers become floats.
+        units = [flat, floats, keras.layers.UnitNormalization(**options)]
         classifier = CosineDense(self.ways, scale=1.0, **options)
         model = AdaptedModel([*layers, *units, classifier, head])
         membership = ops.one_hot(labels, self.ways, dtype=features.dtype)

@@ -180,8 +180,7 @@ class NeighborDictionary(keras.layers.Layer):
         """Returns the values of some entries, or of all."""
         given = self.raw_values if self.fixed_values is False else self._fixed
         stored = ops.convert_to_tensor(given, self.variable_dtype)
-        if indices is not None:
-            stored = ops.take(stored, indices, axis=0)
+        stored = stored if indices is None else ops.take(stored, indices, axis=0)
         if self.fixed_values is not False or self.task == "regression":
             return stored
         return ops.softmax(self.value_scale * stored)
@@ -287,6 +286,7 @@ class NeighborDictionary(keras.layers.Layer):
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)
             if self.dropout_scope == "batch":
+                # Entries that are left out, 0, come before those that are kept, 1.
                 taken = ops.argsort(ops.cast(kept[0], "int32"))[self.num_dropped :]
                 keys, values = (ops.take(rows, taken, axis=0) for rows in (keys, values))
                 kept = None

@@ -61,8 +61,8 @@ def stages_of(head: Any) -> list[DenseStage]:
         activation: Any = getattr(layer, "activation", None) or keras.activations.linear
         kind, is_cosine = type(layer), type(layer) is CosineDense
         names = ("kernel", "learned_scale" if is_cosine else "bias")
-        weights = [getattr(layer, name, None) for name in names]
-        weights = [each for each in weights if each is not None]
+        given = [getattr(layer, name, None) for name in names]
+        weights = [each for each in given if each is not None]
         # False with LoRA, with int8, and with activations that have weights, such as PReLU.
         is_plain = not isinstance(activation, layers.Layer) and all(
             isinstance(each, keras.Variable) and keras.backend.is_float_dtype(each.dtype)
@@ -117,6 +117,7 @@ class DualForm(InnerLoop):
                 outputs = stage.activation(_linear(stage, outputs))
             return outputs[:, 0]
         outputs, rates = queries, iter(self.learning_rate.rates())
+        # Inputs and gradients of each stage; the first inputs are the keys.
         traces = entries.prepared or tree.flatten(self._traces(stages, entries))[1:]
         tensors = iter([entries.keys, *traces])
         for stage in stages:
@@ -148,10 +149,10 @@ class DualForm(InnerLoop):
         )
 
     def effects(self, entries: Entries, attention: Tensor, queries: Tensor) -> Tensor:
-        stage, *others = stages = self.stages()
+        stage, *others = self.stages()
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
-        gradients = (entries.prepared or tree.flatten(self._traces(stages, entries))[1:])[0]
+        gradients = (entries.prepared or self.prepared(entries))[0]
         sums = _weighted_sums([], [entries.keys, gradients, attention])
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:

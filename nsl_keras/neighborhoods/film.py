@@ -106,10 +106,10 @@ class InstanceFiLM(keras.layers.Layer):
         if space:
             queries = _mean(queries, space, mask if self.axis < 0 else None)
         weights = ops.softmax(self.learned_sharpness * Cosine()(queries, self.keys))
-        # MN Eq. (4): iFiLM. The paper adds nothing to the scales.
-        scale = ops.cast(ops.matmul(weights, self.scales) + self.residual, inputs.dtype)
-        shift = ops.cast(ops.matmul(weights, self.shifts), inputs.dtype)
-        scale, shift = ops.expand_dims(scale, space), ops.expand_dims(shift, space)
+        # MN Eq. (4): iFiLM. The paper adds no 1 to the scales.
+        scale = ops.matmul(weights, self.scales) + float(self.residual)
+        both = scale, ops.matmul(weights, self.shifts)
+        scale, shift = (ops.expand_dims(ops.cast(x, inputs.dtype), space) for x in both)
         return scale * inputs + shift
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:

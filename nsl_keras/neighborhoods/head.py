@@ -80,8 +80,10 @@ class Constants:
             own.assign(new)
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
-        """Lets the head read the constants instead of computing them."""
+    def used(self, update: bool = True) -> Iterator[None]:
+        """Lets the head read the constants, updated or not, instead of computing them."""
+        if update:
+            self.update()
         self.current = self.held
         try:
             yield

@@ -122,7 +122,7 @@ class MetaNeighborhoodModel(CheckedModel):
         self._plain = functools.cache(self._without_adaptation)
         self._ranking = functools.cache(self._ranked)
         #: Whether the next batch must compute the constants.
-        self._is_due = True
+        self._constants_are_due = True
 
     @property
     def unadapted(self) -> keras.Model:
@@ -218,9 +218,14 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.predict_function
 
     def _computing_once(self, function: Any, step: str) -> Any:
-        self._is_due = True
-        is_own = getattr(type(self), step) is not getattr(keras.Model, step)
-        if is_own or isinstance(function, functools.partial):
+        """Returns a function of a batch that reads the constants.
+
+        A subclass's own step may change weights, so its function stays as it is; so does a
+        function that already reads them.
+        """
+        self._constants_are_due = True
+        is_overridden = getattr(type(self), step) is not getattr(keras.Model, step)
+        if is_overridden or isinstance(function, functools.partial):
             return function
         return functools.partial(self._on_constants, function)
 
@@ -229,10 +234,10 @@ class MetaNeighborhoodModel(CheckedModel):
         constants = self.neighborhood.constants
         if not self.built:  # The function is about to build it.
             return function(*arguments)
-        if self._is_due:
+        if self._constants_are_due:
             arguments = backend.update_before(self, constants.update, arguments)
-            self._is_due = False
-        with constants.used():
+            self._constants_are_due = False
+        with constants.used(update=False):
             return function(*arguments)
 
     def train_step(self, *arguments: Any) -> Any:
@@ -351,7 +356,6 @@ class MetaNeighborhoodModel(CheckedModel):
         (4, 5, 3)
         """
         self.neighborhood.require_ranking(k, by, effects)
-        self.neighborhood.constants.update()
         with self.neighborhood.constants.used():
             found = self._ranking(k, by, effects, self.run_eagerly).predict(x, **options)
         return Neighbors(**{"output_changes": None, **found})
@@ -453,7 +457,6 @@ class MetaNeighborhoodModel(CheckedModel):
         validation.require(fits or format != "onnx", "format", demand, format)
         # Keras refuses a model that was never called, as after loading.
         self(_symbols_of(self.get_build_config()["input_shape"]))
-        self.neighborhood.constants.update()
         with self.neighborhood.constants.used():
             super().export(filepath, format, *args, **kwargs)
 

@@ -127,9 +127,9 @@ def add_similarity(
     fits = not any(are_inside) or not isinstance(predictor, keras.layers.Layer)
     demand = "None or a recipe for layers that other layers hold"
     validation.require(fits, "predictor", demand, predictor)
-    free = [graphs.classifier_of(root)] if train_classifier else []
+    trained = [graphs.classifier_of(root)] if train_classifier else []
     flags = [(each, each.trainable) for each in (root, *found, *root.variables)]
-    kept = {id(part) for each in free for part in (*parts_of(each), *each.variables)}
+    kept = {id(part) for each in trained for part in (*parts_of(each), *each.variables)}
     if freeze_backbone:
         for part in (root, *found):
             part.trainable = False
@@ -147,7 +147,7 @@ def add_similarity(
         raise
     for layer in chosen:
         layer.trainable = True  # If it was frozen, only its kernel stays frozen.
-    nesting.unfreeze_containers(root, [*chosen, *free])
+    nesting.unfreeze_containers(root, [*chosen, *trained])
     nesting.forget_functions(model)
     return model
 

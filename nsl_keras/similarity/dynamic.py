@@ -81,7 +81,8 @@ class DynamicForm(BilinearForm):
         recipes = (predictors.SimilarityPredictor, SharedSimilarityPredictor)
         if isinstance(self.predictor, recipes):
             self.network = self.predictor.make_network(context)
-            recipe = getattr(self.predictor, "predictor", self.predictor)  # Shared or not.
+            # A shared predictor has a recipe, which `make_network` has just completed.
+            recipe = getattr(self.predictor, "predictor", self.predictor)
             self.residual = recipe.residual
             received = tuple(self.network.compute_output_shape(input_shape))
             if len(received) > 2:

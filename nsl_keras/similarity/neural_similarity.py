@@ -15,7 +15,7 @@ from nsl_keras.backend.built_layers import set_autocast
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.form import BilinearForm
-from nsl_keras.similarity.kernels import FloatKernel
+from nsl_keras.similarity.kernels import FloatKernel, windows
 from nsl_keras.similarity.static import StaticForm
 from nsl_keras.turning import Foldable, turned_into
 
@@ -85,7 +85,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
             live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
             forms = predictors.forms_of[self.predictor]
             own = [each for each in forms_in(self) if each in forms]
-            live.layers = len(forms) // len(own)
+            live.layers = len(forms) // len(own)  # A recurrent cell has two.
         return {
             **super().get_config(),
             "similarity": serialize(self.similarity),
@@ -148,6 +148,8 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def apply_kernel(self, inputs: Tensor) -> Tensor:
         form, kernel = self.bilinear_form, ops.convert_to_tensor(self.kernel)
         if form.predictor is not None:
+            # Keras passes `training` on to the form: plain layers have no such argument,
+            # and a turned layer keeps the signature of its `call`.
             return form(inputs, kernel)
         kernel = ops.cast(form.equivalent(kernel), inputs.dtype)
         return self.plain_product(inputs, kernel)
@@ -190,9 +192,11 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         form = self.bilinear_form
         form.require("dynamic", "predicted_matrices")
         inputs = ops.cast(inputs, self.compute_dtype)
-        shape = list(self.compute_output_shape(tuple(inputs.shape)))
-        del shape[self.channel_axis]
-        parameters = form.at_positions(form.predicted(inputs, penalized=False), shape[1:])
+        parameters = form.predicted(inputs, penalized=False)
+        if not form.on_vectors:
+            moved = ops.moveaxis(inputs, self.channel_axis, -1)
+            patch, *_ = windows(moved, *(getattr(self, name) for name in _GEOMETRY[:4]))
+            parameters = form.at_positions(parameters, ops.shape(patch)[1:-1])
         return self.similarity.matrix(parameters, form.taps)
 
     @keras.layers.Layer.trainable.setter

@@ -158,8 +158,9 @@ class SimilarityPredictor:
         batch_normalization: `None` for the batch norms above (none in recurrent cells and
             shared predictors, which do not fit one set of moving statistics); `True` for
             both, `False` for none; or a dictionary of arguments of
-            `nsl_keras.layers.BatchNormalization` for the default batch norms. The default
-            momentum is 0.9, because weights that change fast need young averages.
+            `nsl_keras.layers.BatchNormalization` for the default batch norms; `start` sets
+            gamma and beta of the last one. The default momentum is 0.9, because weights
+            that change fast need young averages.
         residual: bool. With `True`, as in the authors' code, the network returns the
             difference from the identity's parameters. With `False`, as in Appendix A of the
             paper, it returns the parameters themselves, which start at the identity, or

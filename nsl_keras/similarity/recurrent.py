@@ -63,7 +63,7 @@ class SimilarityCell(WithSimilarity):
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         state, *carry = tree.flatten(states)
         x, h = self.input_form.multiply(inputs), self.state_form.multiply(state)
-        return super().call(x, [h, *carry], training=training)
+        return super().call(x, tree.pack_sequence_as(states, [h, *carry]), training)
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.input_form.require("static", "fold")
@@ -179,7 +179,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
         update = self.recurrent_activation(x_update + h_update)
         candidate = self.activation(x_candidate + h_candidate)
         outputs = update * state + (1 - update) * candidate
-        return outputs, [outputs]
+        return outputs, tree.pack_sequence_as(states, [outputs])
 
 
 @keras.saving.register_keras_serializable("nsl_keras")

@@ -70,8 +70,10 @@ class StaticForm(BilinearForm):
             divides = sizes[axis] % shared_by == 0
             validation.require(divides, "shared_by", demand, shared_by)
             counts[axis] = sizes[axis] // shared_by
-        # The shape of the kernel with an axis for each block that has its own `M`, and the
-        # order that moves these two axes to the front, followed by what `M` multiplies.
+        # `equivalent` views the kernel as `_blocks`: (taps, blocks of channels, channels,
+        # blocks of filters, filters), or on vectors with the taps third. Each pair of
+        # blocks has its own `M`. `_order` moves both axes of blocks to the front, followed
+        # by what `M` multiplies; `_by_matrix` is then (matrices, size, others, filters).
         (first, second), (channels, filters) = counts, sizes
         of_channels, of_filters = (first, channels // first), (second, filters // second)
         self._blocks: tuple[int, ...] = (self.taps, *of_channels, *of_filters)
