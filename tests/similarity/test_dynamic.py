@@ -133,12 +133,17 @@ def test_convolutions_take_integers():
 @keras_3_15
 @pytest.mark.skipif(not IS_TENSORFLOW, reason="LiteRT's converter is TensorFlow's")
 def test_unknown_sizes_run_in_litert(tmp_path):
+    import tensorflow as tf
+
     layer = NeuralSimilarityConv2D(2, 3, padding="same", predictor="cnn")
     model = keras.Sequential([keras.Input((None, None, 3)), layer])
     randomize(model)
     model.export(tmp_path / "model.tflite", format="litert", verbose=False)
     images = normal(2, 4, 3, 3)
     assert_close(run_litert(tmp_path / "model.tflite", images), model(images), 1e-4)
+    unknown = [tf.TensorSpec((None, None, None, 3))]
+    found = tf.function(layer.predicted_matrices, unknown)(images)
+    assert_close(found, layer.predicted_matrices(images))
 
 
 @pytest.mark.parametrize("kind", ["full_sphere", "shared", "in_blocks"])

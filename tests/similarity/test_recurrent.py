@@ -124,14 +124,15 @@ def test_equals_the_plain_cell_with_the_kernels_of_each_example(name, form):
     x, state = sequences(dtype)[:, 0], sequences(dtype)[:, 1, :UNITS]
     # Keras's layers pass a list; a state may also come alone.
     states = [state, 2 * state] if name == "lstm" else state
-    received, _ = cell(x, states, training=True)
+    received, after = cell(x, states, training=True)
     for example in range(BATCH):
         twin = plain_twin(name, cell, **options)
         matrix = matrix_of(cell.input_form, x[example], FEATURES)
         twin.kernel.assign(matrix.T @ ops.convert_to_numpy(cell.kernel))
         matrix = matrix_of(cell.state_form, state[example], UNITS)
         twin.recurrent_kernel.assign(matrix.T @ ops.convert_to_numpy(cell.recurrent_kernel))
-        expected, _ = twin(x, states, training=True)
+        expected, others = twin(x, states, training=True)
+        keras.tree.assert_same_structure(after, others)
         assert_close(received[example], expected[example], 10 * TOLERANCES[dtype])
 
 
