@@ -8,18 +8,15 @@ from helpers import CROSS_ENTROPY, as_numpy, assert_equal, normal, refusing, sta
 import nsl_keras
 from nsl_keras.callbacks import DictionaryInitializer
 
-ENTRIES, FEATURES = 6, 4
-FEW = normal(24, FEATURES), np.random.default_rng(0).integers(0, 3, size=24)
+ENTRIES = 6
+FEW = normal(24, 4), np.random.default_rng(0).integers(0, 3, size=24)
 
 
 def make_model(task="classification"):
     outputs, loss = (2, "mse") if task == "regression" else (3, CROSS_ENTROPY)
-    backbone, head = (
-        stacked((FEATURES,), keras.layers.Dense(5)),
-        keras.layers.Dense(outputs),
-    )
+    backbone, head = stacked((4,), keras.layers.Dense(5)), keras.layers.Dense(outputs)
     model = nsl_keras.MetaNeighborhoodModel(backbone, head, ENTRIES, task=task)
-    model.build((None, FEATURES))
+    model.build((None, 4))
     model.compile(keras.optimizers.Adam(0.1), loss, run_eagerly=True)  # No long tracing.
     return model
 

@@ -152,4 +152,6 @@ def test_a_second_build_changes_nothing():
     model.build(X.shape)
     assert not any("constant" in each.path for each in model.weights)
     model.head.kernel.assign(normal(5, 3, seed=3))
+    with model.neighborhood.constants.used(update=False):
+        assert_close(model(X, training=True), model.predict(X, verbose=0))
     assert_close(model.predict(X, verbose=0), model(X))

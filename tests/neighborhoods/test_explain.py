@@ -89,6 +89,8 @@ def test_rankings():
     for each in (found, same):  # Also that fewer neighbors are the first ones.
         np.testing.assert_array_equal(each.indices, np.argsort(-attention)[:, :3])
     assert found.output_changes is None
+    values = as_numpy(layer.dictionary.values)
+    np.testing.assert_allclose(found.values, values[as_numpy(found.indices)], rtol=1e-6)
     expected = np.take_along_axis(changes, as_numpy(same.indices)[..., None], 1)
     check_close(as_numpy(same.output_changes), expected, 1e-12)
     for wrong, message in ({"k": 5.0}, "`k` must be"), ({"effects": 1}, "`effects` must"):
