@@ -109,7 +109,7 @@ def test_int8_kernels(kind, shared_by, tmp_path):
         else keras.layers.EinsumDense("btd,ndh->btnh", (3, 2, 5), name="part")
     )
     plain = keras.Model(inputs, keras.layers.Dense(2)(part(inputs)))
-    plain.quantize("int8", filters="part")
+    part.quantize("int8")
     similarity = similarities.Unconstrained(shared_by=shared_by)
     model = convert.add_similarity(plain, similarity, layers=["part"], block_size=2)
     x = normal(2, 3, 8)
