@@ -52,7 +52,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         similarity, predictor = similarities.get(similarity), predictors.get(predictor)
         self.set_similarity(similarity, predictor, block_size)
 
-    def form(self, similarity: Any, predictor: Any, block_size: Any, name: str) -> Any:
+    def make_form(self, similarity: Any, predictor: Any, block_size: Any, name: str) -> Any:
         """Returns an `M` for a kernel: a static one, or with a predictor a dynamic one."""
         options = {"block_size": block_size, "dtype": self.dtype_policy, "name": name}
         if predictor is None:
@@ -122,7 +122,7 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         return (self.rank,) if has_features else None
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        form = self.form(similarity, predictor, block_size, "bilinear_form")
+        form = self.make_form(similarity, predictor, block_size, "bilinear_form")
         self.bilinear_form: Any = form
         # The axes raise for an equation that does not fit.
         fits = self.feature_axes is not None or block_size is None

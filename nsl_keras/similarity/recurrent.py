@@ -47,7 +47,7 @@ class SimilarityCell(WithSimilarity):
             validation.require(norms in (None, False), "batch_normalization", demand, norms)
             predictor = predictor.without_batch_norms()
         self.input_form, self.state_form = (
-            self.form(similarity, predictor, block_size, name)
+            self.make_form(similarity, predictor, block_size, name)
             for name in ("similarity", "recurrent_similarity")
         )
 
