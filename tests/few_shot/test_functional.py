@@ -173,14 +173,11 @@ def test_exact_derivatives():
     assert error(layers.ReLU(), layers.MaxPooling2D(), step=1e-4) < 0.1
 
 
-ONES = np.ones((2, 3))
-
-
 def test_inexact_derivatives_and_errors():
-    model = stacked((3,), layers.Dense(2), WithInexactGradient())
+    ones, model = np.ones((2, 3)), stacked((3,), layers.Dense(2), WithInexactGradient())
     # Of the curvature of y^4, 12 y^2, it lacks that of the inner square, 4 y^2.
-    np.testing.assert_allclose(few_shot.check_second_order(model, ONES), 1 / 3, rtol=1e-3)
+    np.testing.assert_allclose(few_shot.check_second_order(model, ones), 1 / 3, rtol=1e-3)
     with refused("`step` must be a finite number above zero"):
-        few_shot.check_second_order(model, ONES, step=0.0)
+        few_shot.check_second_order(model, ones, step=0.0)
     with refused("`check_second_order` needs a built layer"):
-        few_shot.check_second_order(keras.Sequential([layers.Dense(2)]), ONES)
+        few_shot.check_second_order(keras.Sequential([layers.Dense(2)]), ones)

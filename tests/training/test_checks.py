@@ -74,6 +74,7 @@ def test_the_first_batch_of_a_data_set_is_checked(eager):
     ):
         with refused("must hold classes 0 to 2"):
             use((X, Y + 1))
+    assert model.optimizer.iterations == 1  # All before the first step.
 
 
 def test_targets_that_the_loss_leaves_out_are_not_checked(eager):
