@@ -69,6 +69,7 @@ ENDS = {
         (nested, "logits"),
         (nested, "softmax"),
         (functional, "layer"),
+        (sequential, "layer"),
         (nested, "cosine"),
         (sequential, "convolution"),
     ],

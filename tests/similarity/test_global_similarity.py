@@ -135,6 +135,7 @@ def test_bare_attention_does_not_overflow_in_half_precision(similarity):
         ({"data_format": "last"}, (), r"`data_format` must be one of .*'last'"),
         ({}, (None, None, 5, 8), r"known at the height and width.*\(None, None, 5, 8\)"),
         ({"similarity": "unconstrained"}, (None, 4, None, 8), r"known at the height"),
+        ({}, (None, 4, 5, None), r"`input_shape` must be known at the channel axis"),
     ],
     ids=str,
 )
