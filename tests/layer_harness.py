@@ -28,7 +28,7 @@ from helpers import (
 
 from nsl_keras import graphs, nesting
 from nsl_keras.convert import add_similarity, fold
-from nsl_keras.similarity.neural_similarity import forms_in
+from nsl_keras.similarity.with_similarity import forms_in
 
 
 @dataclasses.dataclass(frozen=True)

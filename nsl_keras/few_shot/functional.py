@@ -16,7 +16,7 @@ from keras import ops
 from nsl_keras import graphs, nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32, gradients_of
 from nsl_keras.normalization import BatchNormalization, normalizing_by_batch
-from nsl_keras.similarity.neural_similarity import forms_in
+from nsl_keras.similarity.with_similarity import forms_in
 
 Selection: TypeAlias = str | Collection[str] | Sequence[int]
 

@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from nsl_keras.backend import Tensor
+from nsl_keras.similarity.causal import CausalConv1D
 from nsl_keras.similarity.dynamic import DynamicForm
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
@@ -82,7 +83,7 @@ class NeuralSimilarityConv2D(NeuralSimilarity, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityConv1D(NeuralSimilarity, keras.layers.Conv1D):
+class NeuralSimilarityConv1D(NeuralSimilarity, CausalConv1D):
     """1D convolution with a learned or predicted bilinear similarity.
 
     This layer, an addition to the paper, is `NeuralSimilarityConv2D` for sequences. The
@@ -145,8 +146,19 @@ class DepthwiseForm(DynamicForm):
         return ops.reshape(ops.stack(outputs, axis=-1), shape)
 
 
+class DepthwiseSimilarity(NeuralSimilarity):
+    """Private mixin, in front of a Keras layer with a depthwise kernel."""
+
+    filter_axes = (-2, -1)
+    dynamic_form = DepthwiseForm
+
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        options = (self.strides, self.padding, self.data_format, self.dilation_rate)
+        return ops.depthwise_conv(inputs, kernel, *options)
+
+
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseConv2D):
+class NeuralSimilarityDepthwiseConv2D(DepthwiseSimilarity, keras.layers.DepthwiseConv2D):
     """2D depthwise convolution with a learned or predicted bilinear similarity.
 
     The paper treats only full convolutions. For taps `t, u`, input channels `c` and the
@@ -168,13 +180,10 @@ class NeuralSimilarityDepthwiseConv2D(NeuralSimilarity, keras.layers.DepthwiseCo
     """
 
     plain = keras.layers.DepthwiseConv2D
-    filter_axes = (-2, -1)
-    dynamic_form = DepthwiseForm
-    operation = staticmethod(ops.depthwise_conv)
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableConv2D):
+class NeuralSimilaritySeparableConv2D(DepthwiseSimilarity, keras.layers.SeparableConv2D):
     """2D separable convolution whose depthwise part has a bilinear similarity.
 
     The layer applies a `NeuralSimilarityDepthwiseConv2D`, then a 1x1 convolution with the
@@ -199,9 +208,6 @@ class NeuralSimilaritySeparableConv2D(NeuralSimilarity, keras.layers.SeparableCo
 
     plain = keras.layers.SeparableConv2D
     kernel_name = "depthwise_kernel"
-    filter_axes = (-2, -1)
-    dynamic_form = DepthwiseForm
-    operation = staticmethod(ops.depthwise_conv)
 
     @property
     def kernel(self) -> keras.Variable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import weakref
 from collections.abc import Sequence
@@ -15,7 +16,6 @@ from nsl_keras import similarities, validation
 from nsl_keras.backend import Tensor, at_least_float32, map_chunks
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.form import BilinearForm
-from nsl_keras.similarity.kernels import windows
 from nsl_keras.similarity.shared_predictor import SharedSimilarityPredictor
 
 
@@ -152,6 +152,15 @@ class DynamicForm(BilinearForm):
             self.add_loss(penalty / ops.cast(count, self.precision))
         return ops.cast(parameters, inputs.dtype)
 
+    def matrices(self, inputs: Tensor) -> Tensor:
+        """Returns `M(x)` for every vector, or at every position of the output."""
+        parameters = self.predicted(inputs, penalized=False)
+        if not self.on_vectors:
+            moved = ops.moveaxis(inputs, self.channel_axis, -1)
+            patch, *_ = windows(moved, self.geometry)
+            parameters = self.at_positions(parameters, ops.shape(patch)[1:-1])
+        return self.similarity.matrix(parameters, self.taps)
+
     def at_positions(self, parameters: Tensor, positions: Sequence[Any]) -> Tensor:
         """Returns parameters for every position from those for every block of positions."""
         predicted = ops.shape(parameters)[1 : 1 + len(positions)]
@@ -182,9 +191,10 @@ class DynamicForm(BilinearForm):
 
     def weighted(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
         """Returns `M(x) x` at every position, tap by tap, in one or more parts."""
-        names = "kernel_size", "strides", "padding", "dilation_rate"
-        patches = windows(inputs, *(self.geometry[name] for name in names))
-        parameters = self.at_positions(parameters, ops.shape(patches[0])[1:-1])
+        patches = windows(inputs, self.geometry)
+        positions = patches[0].shape[1:-1]
+        if self.downsampling > 1 or parameters.shape[1 : 1 + len(positions)] != positions:
+            parameters = self.at_positions(parameters, ops.shape(patches[0])[1:-1])
         return self.similarity.apply_to_windows(parameters, patches)
 
     def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
@@ -197,3 +207,53 @@ class DynamicForm(BilinearForm):
             for part, weight in parts
         )
         return ops.reshape(outputs, (*ops.shape(weighted[0])[:-1], kernel.shape[-1]))
+
+
+def windows(inputs: Tensor, geometry: dict[str, Any]) -> list[Tensor]:
+    """Returns the input under every tap, as shifted copies; channels are last."""
+    names = "kernel_size", "strides", "padding", "dilation_rate"
+    kernel_size, strides, padding, dilation_rate = (geometry[name] for name in names)
+    # Each size is an int if known, else a scalar tensor, or a symbol of JAX.
+    batch, *sizes, channels = ops.shape(inputs)
+    lengths, extents, paddings = [], [], []
+    for size, k, s, d in zip(sizes, kernel_size, strides, dilation_rate, strict=True):
+        maximum: Any = ops.maximum if ops.is_tensor(size) else max
+        reach = (k - 1) * d
+        # The number of output positions. ONNX truncates quotients: none may be negative.
+        length = (size - (reach if padding == "valid" else 0) - 1) // s + 1
+        needed = maximum((length - 1) * s + reach + 1 - size, 0)
+        before = {"valid": 0, "causal": reach, "same": needed // 2}[padding]
+        extent = s * (length + reach // s)
+        lengths.append(length)
+        extents.append(extent)
+        paddings.append([before, maximum(extent - before - size, 0)])
+    # Each axis is split into s phases (every s-th pixel), so a tap is a slice of one phase.
+    phases: dict[tuple[int, ...], Tensor]
+    phases = {(0,) * len(extents): ops.pad(inputs, [[0, 0], *paddings, [0, 0]])}
+    for axis, (stride, extent) in enumerate(zip(strides, extents, strict=True)):
+        if stride > 1:
+            phases = {
+                (*place[:axis], number, *place[axis + 1 :]): phase
+                for place, tensor in phases.items()
+                for number, phase in enumerate(_phases(tensor, axis + 1, stride, extent))
+            }
+    shifted = []
+    for tap in itertools.product(*(range(k) for k in kernel_size)):
+        offsets = [t * d for t, d in zip(tap, dilation_rate, strict=True)]
+        place = tuple(o % s for o, s in zip(offsets, strides, strict=True))
+        start = [o // s for o, s in zip(offsets, strides, strict=True)]
+        # A slice, whose gradient is a padding: without XLA on a CPU, TensorFlow computes
+        # the gradient of indexing several times slower.
+        shifted.append(
+            ops.slice(phases[place], (0, *start, 0), (batch, *lengths, channels))
+        )
+    return shifted
+
+
+def _phases(tensor: Tensor, axis: int, stride: int, extent: Any) -> list[Tensor]:
+    """Returns the first `extent` pixels along an axis, dealt out to `stride` tensors."""
+    shape = list(ops.shape(tensor))
+    shape[axis] = extent
+    cropped = ops.slice(tensor, (0,) * len(shape), shape)
+    shape[axis : axis + 1] = [extent // stride, stride]
+    return ops.unstack(ops.reshape(cropped, shape), stride, axis + 1)

@@ -7,7 +7,7 @@ import keras
 from nsl_keras import graphs, validation
 from nsl_keras.copying import copied
 from nsl_keras.nesting import forget_functions, parts_of, sublayers
-from nsl_keras.similarity.neural_similarity import forms_in
+from nsl_keras.similarity.with_similarity import forms_in
 from nsl_keras.turning import Foldable
 
 

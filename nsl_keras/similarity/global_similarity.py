@@ -11,8 +11,7 @@ from keras import ops
 
 from nsl_keras import nesting, validation
 from nsl_keras.backend import Tensor, at_least_float32
-from nsl_keras.similarity.kernels import FloatDense
-from nsl_keras.similarity.predictors import small_normal
+from nsl_keras.similarity.predictors import FloatDense, small_normal
 from nsl_keras.similarity.sphere import SphereConv2D, SphereDense
 
 STATIC = ("diagonal", "unconstrained")

@@ -2,104 +2,33 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
-from nsl_keras import nesting, similarities, validation
+from nsl_keras import nesting, validation
 from nsl_keras.backend import Tensor
 from nsl_keras.backend.built_layers import set_autocast
-from nsl_keras.similarity import predictors
-from nsl_keras.similarity.dynamic import DynamicForm
-from nsl_keras.similarity.form import BilinearForm
-from nsl_keras.similarity.kernels import FloatKernel, windows
-from nsl_keras.similarity.static import StaticForm
-from nsl_keras.turning import Foldable, turned_into
+from nsl_keras.similarity.with_similarity import WithSimilarity
+from nsl_keras.turning import turned_into
 
-#: An entry in the file of a layer with a similarity.
-_MARK = "has_similarity"
 #: The attributes of a convolution that its dynamic `M` needs.
 _GEOMETRY = ("kernel_size", "strides", "padding", "dilation_rate", "data_format")
 
 
-class WithSimilarity(nesting.KeepsFrozen, Foldable):
-    """Private mixin, in front of a Keras layer: a layer with a static or dynamic `M`.
-
-    A mark in the file makes the plain layer refuse the weights of this layer: it would
-    ignore those of `M` and load the rest. `bilinear_form` is the `M`; the subclass's
-    `set_similarity` makes it for a plain layer, and `build_similarity` builds it.
-    """
-
-    #: The form of a predicted `M(x)`; `None` if the layer is always static.
-    dynamic_form: type[DynamicForm] | None = DynamicForm
-    # Read-only: the form holds them.
-    similarity = property(attrgetter("bilinear_form.similarity"))
-    predictor = property(attrgetter("bilinear_form.predictor"))
-    block_size = property(attrgetter("bilinear_form.block_size"))
-
-    def __init__(
-        self,
-        *args: Any,
-        similarity: Any = "diagonal",
-        predictor: Any = None,
-        block_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        similarity, predictor = similarities.get(similarity), predictors.get(predictor)
-        self.set_similarity(similarity, predictor, block_size)
-
-    def make_form(self, similarity: Any, predictor: Any, block_size: Any, name: str) -> Any:
-        """Returns an `M` for a kernel: a static one, or with a predictor a dynamic one."""
-        options = {"block_size": block_size, "dtype": self.dtype_policy, "name": name}
-        if predictor is None:
-            return StaticForm(similarity, **options)
-        fits = self.dynamic_form is not None and getattr(self, "groups", 1) == 1
-        demand = "None in EinsumDense and transposed layers, and with `groups` above 1"
-        validation.require(fits, "predictor", demand, predictor)
-        make: Any = self.dynamic_form
-        return make(similarity, predictor, **options)
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        super().build(input_shape)
-        self.build_similarity(input_shape)
-
-    def save_own_variables(self, store: Any) -> None:
-        super().save_own_variables(store)
-        store[_MARK] = np.ones(1)  # A plain layer refuses one entry too many.
-
-    def load_own_variables(self, store: Any) -> None:
-        own = set(store.keys()) - {_MARK}
-        super().load_own_variables({key: store[key] for key in own})
-
-    def get_config(self) -> dict[str, Any]:
-        serialize = keras.saving.serialize_keras_object
-        predictor: Any = serialize(self.predictor)
-        if isinstance(self.predictor, keras.layers.Layer):
-            # Keras's own key for objects that several configs share. For an object inside a
-            # layer, Keras sets it only from the second config on (3.15), so a loaded model
-            # would contain two copies.
-            live = predictor["shared_object_id"] = predictors.LiveId(id(self.predictor))
-            forms = predictors.forms_of[self.predictor]
-            own = [each for each in forms_in(self) if each in forms]
-            live.layers = len(forms) // len(own)  # A recurrent cell has two.
-        return {
-            **super().get_config(),
-            "similarity": serialize(self.similarity),
-            "predictor": predictor,
-            "block_size": self.block_size,
-        }
-
-
-class NeuralSimilarity(WithSimilarity, FloatKernel):
+class NeuralSimilarity(WithSimilarity):
     """Private mixin, in front of a Keras layer with one kernel: `W^T M x`.
 
-    `FloatKernel.call` adds bias and activation to what `apply_kernel` returns.
+    Keras does not autocast the kernel, so equivalent kernels are computed in the variables'
+    dtype. Keras quantizes no derived layers; quantized policies are refused, except for the
+    modes in `quantized`.
     """
 
+    #: The quantization modes that a subclass supports.
+    quantized: tuple[str, ...] = ()
+    kernel_name = "kernel"
+    data_format = "channels_last"  # Dense layers know no other.
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
     own_attributes = ("bilinear_form", "_kernel_trainable", "is_inside")
@@ -110,6 +39,21 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
     def __init__(self, *args: Any, kernel_trainable: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kernel_trainable = kernel_trainable
+
+    @property
+    def channel_axis(self) -> int:
+        return -1 if self.data_format == "channels_last" else 1
+
+    @property
+    def input_axes(self) -> tuple[int, ...]:
+        """The axes of the input with the features that a filter reads at one position."""
+        return (self.channel_axis,)
+
+    @property
+    def kernel_variable(self) -> keras.Variable:
+        """The weight that holds the kernel; `kernel` adds LoRA, if enabled, to it."""
+        # Own variables come before those of sublayers.
+        return next(each for each in self.variables if each.name == self.kernel_name)
 
     @property
     def feature_axes(self) -> tuple[int, ...] | None:
@@ -129,6 +73,21 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         demand = "None, unless the layer is dense or a static convolution of kernel size 1"
         validation.require(fits, "block_size", demand, block_size)
 
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.require_plain_kernel()
+        for axis in self.input_axes:
+            validation.known_axis(input_shape, axis, "channel axis")
+        super().build(input_shape)
+        set_autocast(self.kernel_variable, False)
+
+    def require_plain_kernel(self) -> None:
+        """Raises if the kernel has a quantization mode that the layer does not support."""
+        fits = self.quantization_mode in (None, *self.quantized)
+        kinds = ", ".join(["float", *self.quantized])
+        demand = f"one of {kinds} in a {type(self).__name__}"
+        received = f"{self.dtype_policy.name} of {self.name}"
+        validation.require(fits, "dtype", demand, received)
+
     def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         self.require_plain_kernel()
         kernel = self.kernel_variable
@@ -145,7 +104,29 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         if not self.kernel_trainable:
             self._set_flags_of_kernel()
 
+    def call(self, inputs: Tensor) -> Tensor:
+        # For inputs smaller than the kernel TensorFlow's convolution returns uninitialized
+        # memory (2.21, CPU). Keras raises, but older versions let zero positions pass.
+        # JAX represents unknown sizes by symbols, which Keras does not compute with.
+        shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
+        if hasattr(self, "kernel_size") and 0 in self.compute_output_shape(shape)[1:]:
+            raise ValueError(
+                "`inputs` must be no smaller than the kernel: the output size would be "
+                f"zero or negative. Received: inputs={shape}"
+            )
+        # Integers too: Keras leaves them as they are.
+        outputs = self.apply_kernel(ops.cast(inputs, self.compute_dtype))
+        if self.bias is not None:
+            # Keras's layers use `ops.add`, which with channels first on TensorFlow adds the
+            # bias along the width if it equals the number of filters (Keras 3.15).
+            bias = ops.cast(self.bias, outputs.dtype)
+            is_last = self.data_format == "channels_last"
+            ones = [1] * (0 if is_last else self.rank)
+            outputs = outputs + ops.reshape(bias, (*bias.shape, *ones))
+        return outputs if self.activation is None else self.activation(outputs)
+
     def apply_kernel(self, inputs: Tensor) -> Tensor:
+        """Returns the outputs before bias and activation."""
         form, kernel = self.bilinear_form, ops.convert_to_tensor(self.kernel)
         if form.predictor is not None:
             # Keras passes `training` on to the form: plain layers have no such argument,
@@ -153,6 +134,10 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
             return form(inputs, kernel)
         kernel = ops.cast(form.equivalent(kernel), inputs.dtype)
         return self.plain_product(inputs, kernel)
+
+    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        """Returns the Keras layer's product of inputs and a kernel: a convolution."""
+        return self.convolution_op(inputs, kernel)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "kernel_trainable": self.kernel_trainable}
@@ -189,15 +174,8 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
         The shape is `(batch, *positions, T, T)`, without `D`; every size of `positions` is
         1 with a pooled predictor. Raises a ValueError if the layer is static or not built.
         """
-        form = self.bilinear_form
-        form.require("dynamic", "predicted_matrices")
-        inputs = ops.cast(inputs, self.compute_dtype)
-        parameters = form.predicted(inputs, penalized=False)
-        if not form.on_vectors:
-            moved = ops.moveaxis(inputs, self.channel_axis, -1)
-            patch, *_ = windows(moved, *(getattr(self, name) for name in _GEOMETRY[:4]))
-            parameters = form.at_positions(parameters, ops.shape(patch)[1:-1])
-        return self.similarity.matrix(parameters, form.taps)
+        self.bilinear_form.require("dynamic", "predicted_matrices")
+        return self.bilinear_form.matrices(ops.cast(inputs, self.compute_dtype))
 
     @keras.layers.Layer.trainable.setter
     def trainable(self, value: bool) -> None:
@@ -268,8 +246,3 @@ class NeuralSimilarity(WithSimilarity, FloatKernel):
                 "contain it, so a file of the whole model would lose `M`. Call "
                 "`convert.fold` and save the folded model, or call `convert.save_task`."
             )
-
-
-def forms_in(layer: keras.layers.Layer) -> list[BilinearForm]:
-    """Returns the `M` of each kernel in a layer, including its cells."""
-    return [each for each in nesting.sublayers(layer) if isinstance(each, BilinearForm)]

@@ -17,12 +17,21 @@ import numpy as np
 from nsl_keras import configs, validation
 from nsl_keras.normalization import BatchNormalization
 from nsl_keras.similarity import sphere
-from nsl_keras.similarity.kernels import FloatDense
 
 #: The minimum hidden width that is derived from the layer's width.
 LEAST_WIDTH = 8
 
 Layers: TypeAlias = list[keras.layers.Layer]
+
+
+class FloatDense(keras.layers.Dense):
+    """A dense layer inside another layer; `Model.quantize` skips both.
+
+    Otherwise a quantized model could not be reloaded, because the enclosing layer makes
+    this one anew with its own dtype.
+    """
+
+    quantize = keras.layers.Layer.quantize
 
 
 @dataclasses.dataclass(frozen=True)

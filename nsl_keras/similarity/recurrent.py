@@ -18,7 +18,7 @@ from nsl_keras import nesting, validation
 from nsl_keras.backend import Tensor, leave_out_of_xla
 from nsl_keras.similarity import predictors
 from nsl_keras.similarity.dense import VectorForm
-from nsl_keras.similarity.neural_similarity import WithSimilarity
+from nsl_keras.similarity.with_similarity import WithSimilarity
 from nsl_keras.turning import Foldable
 
 

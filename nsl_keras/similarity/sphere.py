@@ -14,7 +14,8 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, wide_dtype
-from nsl_keras.similarity.kernels import FloatKernel, windows
+from nsl_keras.backend.built_layers import set_autocast
+from nsl_keras.similarity.causal import CausalConv1D
 
 #: Added under each root, as in the authors' code.
 ROOT_OFFSET = 1e-4
@@ -43,7 +44,7 @@ def respond(cosine: Tensor, response: str, curvature: Tensor | None) -> Tensor:
     return ops.tanh(ops.arcsin(cosine) / (2 * k)) / ops.tanh(largest)
 
 
-class Sphere(FloatKernel):
+class Sphere(keras.layers.Layer):
     """Mixin in front of a Keras layer: its products, divided by the norms."""
 
     kernel: Any
@@ -70,7 +71,13 @@ class Sphere(FloatKernel):
         validation.require(fits, "normalize", demand, normalize)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
+        fits, demand = self.quantization_mode is None, "a float policy in this layer"
+        validation.require(fits, "dtype", demand, self.dtype_policy.name)
+        axis = -1 if self.data_format == "channels_last" else 1
+        validation.known_axis(input_shape, axis, "channel axis")
         super().build(input_shape)
+        # Norms are computed in the dtype of the variables.
+        set_autocast(next(each for each in self.variables if each.name == "kernel"), False)
         self.curvature = None
         if self.response == "learnable_sigmoid":
             self.curvature = self.add_weight(
@@ -80,45 +87,46 @@ class Sphere(FloatKernel):
                 autocast=False,
             )
 
-    def apply_kernel(self, inputs: Tensor) -> Tensor:
-        kernel = ops.convert_to_tensor(self.kernel)
+    def call(self, inputs: Tensor) -> Tensor:
+        shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
+        if self.rank and 0 in self.compute_output_shape(shape)[1:]:
+            raise ValueError(
+                "`inputs` must be no smaller than the kernel: the output size would be "
+                f"zero or negative. Received: inputs={shape}"
+            )
+        inputs = ops.cast(inputs, self.compute_dtype)
+        kernel, precision = ops.convert_to_tensor(self.kernel), self.precision
         if self.normalize in ("both", "kernel"):
             # SphereNet: cos(W, x); before the product, which half precision might not hold.
-            squares = ops.square(ops.cast(kernel, self.precision))
+            squares = ops.square(ops.cast(kernel, precision))
             sums = ops.sum(squares, axis=tuple(range(len(kernel.shape) - 1)))
             kernel = kernel / ops.sqrt(sums + ROOT_OFFSET)
-        outputs = self.plain_product(inputs, ops.cast(kernel, inputs.dtype))
-        outputs = ops.cast(outputs, self.precision)
+        outputs = self.convolution_op(inputs, ops.cast(kernel, inputs.dtype))
+        outputs = ops.cast(outputs, precision)
+        is_last = self.data_format == "channels_last"
         if self.normalize in ("both", "input"):
+            wide = ops.convert_to_tensor(inputs, precision, sparse=False)
+            squares = wide * wide  # The gradient of `ops.square` takes one more pass.
+            axis = -1 if is_last else 1
+            width = kernel.shape[-2]
+            if self.groups == 1:  # Faster than a convolution of many channels.
+                squares, width = ops.sum(squares, axis=axis, keepdims=True), 1
+            ones = ops.ones((*kernel.shape[:-2], width, self.groups), precision)
             # Not a quotient, whose gradient takes more passes.
-            outputs = outputs * self.inverse_norms(inputs)
+            inverse = ops.rsqrt(self.convolution_op(squares, ones) + ROOT_OFFSET)
+            if self.groups > 1:
+                inverse = ops.repeat(inverse, self.filters // self.groups, axis)
+            outputs = outputs * inverse
+        per_filter = (-1,) if is_last else (-1, *[1] * self.rank)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
-                curvature = self.per_filter(ops.cast(curvature, outputs.dtype))
+                curvature = ops.reshape(ops.cast(curvature, precision), per_filter)
             outputs = respond(outputs, self.response, curvature)
-        return ops.cast(outputs, self.compute_dtype)
-
-    def inverse_norms(self, inputs: Tensor) -> Tensor:
-        """Returns 1 over the norm of the input under the kernel, for each product."""
-        axis = len(inputs.shape) - 1 if self.data_format == "channels_last" else 1
-        before, after = ops.shape(inputs)[:axis], ops.shape(inputs)[axis + 1 :]
-        wide = ops.convert_to_tensor(inputs, self.precision, sparse=False)
-        squares = wide * wide  # The gradient of `ops.square` takes one more pass.
-        width = inputs.shape[axis] // self.groups
-        squares = ops.reshape(squares, (*before, self.groups, width, *after))
-        squares = ops.moveaxis(ops.sum(squares, axis=axis + 1), axis, -1)
-        # Axis by axis, because a convolution with ones is slow for one channel.
-        for each in range(self.rank):
-            sizes, strides, rates = (
-                [value if place == each else 1 for place, value in enumerate(values)]
-                for values in (self.kernel_size, self.strides, self.dilation_rate)
-            )
-            squares = sum(windows(squares, sizes, strides, self.padding, rates))
-        inverse = ops.moveaxis(ops.rsqrt(squares + ROOT_OFFSET), -1, axis)
-        if self.groups > 1:
-            inverse = ops.repeat(inverse, self.filters // self.groups, axis)
-        return inverse
+        if self.bias is not None:
+            outputs = outputs + ops.reshape(ops.cast(self.bias, precision), per_filter)
+        outputs = ops.cast(outputs, self.compute_dtype)
+        return outputs if self.activation is None else self.activation(outputs)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -129,7 +137,7 @@ class Sphere(FloatKernel):
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
-class SphereConv1D(Sphere, keras.layers.Conv1D):
+class SphereConv1D(Sphere, CausalConv1D):
     """Private: the 1D twin of `SphereConv2D`, for predictors; may be causal."""
 
 
@@ -202,6 +210,7 @@ class SphereDense(Sphere, keras.layers.Dense):
     """
 
     rank, groups = 0, 1  # There is nothing to slide over.
+    data_format = "channels_last"
 
-    def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+    def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)

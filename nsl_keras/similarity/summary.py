@@ -11,7 +11,7 @@ import keras
 
 from nsl_keras import graphs
 from nsl_keras.similarity.folding import is_foldable
-from nsl_keras.similarity.neural_similarity import forms_in
+from nsl_keras.similarity.with_similarity import forms_in
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from nsl_keras import files, nesting, validation
-from nsl_keras.similarity.neural_similarity import forms_in
+from nsl_keras.similarity.with_similarity import forms_in
 
 #: Arguments of a similarity that do not change what a trained `M` computes.
 _OF_TRAINING = ("initializer", "regularizer", "constraint")

@@ -13,7 +13,7 @@ from keras import ops, tree
 
 from nsl_keras import validation
 from nsl_keras.similarities import Diagonal
-from nsl_keras.similarity.neural_similarity import forms_in
+from nsl_keras.similarity.with_similarity import forms_in
 from nsl_keras.visualize import figures
 
 #: The maximum number of panels in a row, and of entries in a matrix with numbers.

@@ -247,6 +247,7 @@ test_errors_of_layers_and_inputs = refusing(
     ),
     (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
     (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
+    (lambda: layers.SphereConv2D(4, 3)(np.ones((2, 2, 7, 3))), "zero or negative"),
     (
         lambda: layers.NeuralSimilarityDense(5, block_size=5).build((None, 12)),
         "`block_size` must be a divisor of the 12 feat.*=5",

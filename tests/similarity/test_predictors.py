@@ -28,7 +28,7 @@ from nsl_keras.layers import (
     SphereDense,
 )
 from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
-from nsl_keras.similarity.kernels import FloatDense
+from nsl_keras.similarity.predictors import FloatDense
 
 PUBLISHED = SimilarityPredictor(start="published")
 # kind, similarity: outputs, which layers normalize by norms or by batch.

@@ -214,9 +214,14 @@ def test_products_and_norms_beyond_half_precision(layer, normalize):
     np.testing.assert_allclose(ops.cast(found, "float32"), expected, rtol=1e-2)
 
 
-def test_integer_inputs():
+def test_integer_and_sparse_inputs():
     layer, inputs = SphereDense(5), np.arange(12).reshape(3, 4)
     assert_equal(layer(inputs), layer(inputs.astype("float32")))
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        sparse = tf.sparse.from_dense(inputs.astype("float32"))
+        assert_close(layer(sparse), layer(inputs), 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The kernel of layers that derive from Keras's: what they refuse."""
+"""LoRA and quantization of layers with a similarity: what works, and what they refuse."""
 
 import functools
 
@@ -36,7 +36,7 @@ def test_lora_and_quantization(kind):
         built().quantize("int8")
     modes = ["float8"] if kind == "dense" else ["float8", "int8"]
     for mode in modes:
-        with pytest.raises(ValueError, match=rf"`dtype` must be one of .*{mode}"):
+        with pytest.raises(ValueError, match=rf"`dtype` must be .*{mode}"):
             built(dtype=f"{mode}_from_float32")
 
 
