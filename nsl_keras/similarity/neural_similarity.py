@@ -74,23 +74,18 @@ class NeuralSimilarity(WithSimilarity):
         validation.require(fits, "block_size", demand, block_size)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.require_plain_kernel()
         for axis in self.input_axes:
             validation.known_axis(input_shape, axis, "channel axis")
         super().build(input_shape)
-        set_autocast(self.kernel_variable, False)
 
-    def require_plain_kernel(self) -> None:
-        """Raises if the kernel has a quantization mode that the layer does not support."""
+    def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
         fits = self.quantization_mode in (None, *self.quantized)
         kinds = ", ".join(["float", *self.quantized])
         demand = f"one of {kinds} in a {type(self).__name__}"
         received = f"{self.dtype_policy.name} of {self.name}"
         validation.require(fits, "dtype", demand, received)
-
-    def build_similarity(self, input_shape: tuple[int | None, ...]) -> None:
-        self.require_plain_kernel()
         kernel = self.kernel_variable
+        set_autocast(kernel, False)
         geometry = {name: getattr(self, name, None) for name in _GEOMETRY}
         self.bilinear_form.build(
             tuple(kernel.shape),
@@ -120,8 +115,7 @@ class NeuralSimilarity(WithSimilarity):
             # Keras's layers use `ops.add`, which with channels first on TensorFlow adds the
             # bias along the width if it equals the number of filters (Keras 3.15).
             bias = ops.cast(self.bias, outputs.dtype)
-            is_last = self.data_format == "channels_last"
-            ones = [1] * (0 if is_last else self.rank)
+            ones = [1] * self.rank if self.data_format == "channels_first" else []
             outputs = outputs + ops.reshape(bias, (*bias.shape, *ones))
         return outputs if self.activation is None else self.activation(outputs)
 
@@ -212,8 +206,6 @@ class NeuralSimilarity(WithSimilarity):
             layer.is_inside = is_inside
             layer.build_similarity(input_shape)
             layer.kernel_trainable = kernel_trainable
-            # `M^T W` is computed in the dtype of the variables.
-            set_autocast(layer.kernel_variable, False)
 
     def turn_copy(self, layer: Any) -> None:
         """Turns a plain layer that already has this layer's kernel into a copy of it."""

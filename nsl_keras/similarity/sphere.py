@@ -64,6 +64,7 @@ class Sphere(keras.layers.Layer):
         super().__init__(*args, use_bias=use_bias, **kwargs)
         #: Norms and angles are computed in this dtype.
         self.precision = wide_dtype(self.variable_dtype)
+        self.channel_axis = -1 if self.data_format == "channels_last" else 1
         self.normalize = validation.one_of(normalize, NORMALIZE, "normalize")
         self.response = validation.one_of(response, RESPONSES, "response")
         fits = response == "cosine" or normalize == "both"
@@ -73,8 +74,7 @@ class Sphere(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         fits, demand = self.quantization_mode is None, "a float policy in this layer"
         validation.require(fits, "dtype", demand, self.dtype_policy.name)
-        axis = -1 if self.data_format == "channels_last" else 1
-        validation.known_axis(input_shape, axis, "channel axis")
+        validation.known_axis(input_shape, self.channel_axis, "channel axis")
         super().build(input_shape)
         # Norms are computed in the dtype of the variables.
         set_autocast(next(each for each in self.variables if each.name == "kernel"), False)
@@ -103,11 +103,10 @@ class Sphere(keras.layers.Layer):
             kernel = kernel / ops.sqrt(sums + ROOT_OFFSET)
         outputs = self.convolution_op(inputs, ops.cast(kernel, inputs.dtype))
         outputs = ops.cast(outputs, precision)
-        is_last = self.data_format == "channels_last"
+        axis = self.channel_axis
         if self.normalize in ("both", "input"):
             wide = ops.convert_to_tensor(inputs, precision, sparse=False)
             squares = wide * wide  # The gradient of `ops.square` takes one more pass.
-            axis = -1 if is_last else 1
             width = kernel.shape[-2]
             if self.groups == 1:  # Faster than a convolution of many channels.
                 squares, width = ops.sum(squares, axis=axis, keepdims=True), 1
@@ -117,7 +116,7 @@ class Sphere(keras.layers.Layer):
             if self.groups > 1:
                 inverse = ops.repeat(inverse, self.filters // self.groups, axis)
             outputs = outputs * inverse
-        per_filter = (-1,) if is_last else (-1, *[1] * self.rank)
+        per_filter = (-1, *[1] * self.rank) if axis == 1 else (-1,)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:
