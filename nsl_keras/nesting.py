@@ -25,11 +25,12 @@ def values_in(layer: Layer) -> Iterator[Any]:
     waiting: list[Any] = [vars(layer)]
     while waiting:
         value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, keras.layers.Layer):
-            if id(value) not in seen:
-                seen.add(id(value))
-                yield value
-                waiting.append(vars(value))
+            yield value
+            waiting.append(vars(value))
         elif isinstance(value, dict):  # `pop` takes the last one.
             waiting.extend(value[key] for key in sorted(value, key=str, reverse=True))
         elif isinstance(value, (list, tuple, set)):
@@ -142,8 +143,8 @@ def forget_functions(model: Any) -> None:
     for part in parts_of(model):
         if isinstance(part, keras.Model):
             part.train_function = part.test_function = part.predict_function = None
-        if hasattr(part, "forget_graphs"):
-            part.forget_graphs()
+        if hasattr(part, "forget_functions"):
+            part.forget_functions()
 
 
 def has_plain_kernel(layer: Layer) -> bool:

@@ -87,6 +87,7 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
     """
 
     plain = keras.layers.BatchNormalization
+    own_attributes = ("momentum_warmup", "seen_examples")
     #: How many batches the layer may normalize by; `None` outside `normalizing_by_batch`.
     batches_left: int | None = None
 
@@ -104,10 +105,6 @@ class BatchNormalization(Foldable, keras.layers.BatchNormalization):
         validation.non_negative_number(self.epsilon, "epsilon")
         self.momentum_warmup = validation.boolean(momentum_warmup, "momentum_warmup")
         _require_no_renorm(self)
-
-    @property
-    def own_attributes(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("momentum_warmup", *["seen_examples"] * self.momentum_warmup)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)

@@ -58,7 +58,7 @@ class Foldable(keras.layers.Layer):
             raise ValueError(f"`fold` needs a layer that computes as {plain}, not a {kind}")
         validation.built(self, "fold")
         copy: Any = copied(self)
-        copy.turn_back()
+        copy.fold_inplace()
         return copy
 
     def become_plain(self) -> None:
@@ -67,7 +67,7 @@ class Foldable(keras.layers.Layer):
             remove_attribute(self, name)
         self.__class__ = self.plain
 
-    def turn_back(self) -> None:
+    def fold_inplace(self) -> None:
         """Turns the layer, in place, into the plain layer that computes the same."""
         values = self.folded_variables()
         self.become_plain()

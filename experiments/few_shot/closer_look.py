@@ -95,10 +95,10 @@ class BatchFinetuner(Finetuner):
         labels = [labels, *values[count:]]
         return super()._scores(values[:count], support, labels, queries)
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
+    def _adapt(self, images: Any, labels: np.ndarray, classes: Any) -> Any:
         self._drawn_now = []
         drawn = [each[0] for each in self._draws(images[None])]
-        return super()._adapted(images, [labels, *drawn], head)
+        return super()._adapt(images, [labels, *drawn], classes)
 
     def _values_after(self, support: Any, labels: Any) -> list[Any]:
         labels, *starts, batches = map(ops.convert_to_tensor, labels)
@@ -115,4 +115,4 @@ class BatchFinetuner(Finetuner):
             shares = ops.cast(places >= 0, losses.dtype)
             return ops.sum(shares * losses) / ops.sum(shares)
 
-        return self._descended(values, loss, ops.shape(batches)[0])
+        return self._descend(values, loss, ops.shape(batches)[0])

@@ -142,7 +142,7 @@ class HeadFirst(few_shot.Finetuner):
             def loss(at: list[Any], _: Any, old: Any = values, turn: bool = turn) -> Any:
                 return keras.ops.mean(self._losses(moved(at, old, turn), support, labels))
 
-            values = moved(self._descended(values, loss, steps), values, turn)
+            values = moved(self._descend(values, loss, steps), values, turn)
         return values
 
 
@@ -180,8 +180,8 @@ class MetaStatic(few_shot.MAML):
         values = super()._values_after(support, targets, training)
         last = set(map(id, self.model.layers[-1].variables))
         for _ in range(0 if training else 20):
-            moved = self._stepped(values, support, targets)
-            triples = zip(self.functional.variables, moved, values, strict=True)
+            moved = self._step(values, support, targets)
+            triples = zip(self.stateless.variables, moved, values, strict=True)
             values = [new if id(v) in last else old for v, new, old in triples]
         return values
 

@@ -250,7 +250,7 @@ def support_losses(learner: few_shot.MAML, sampler: few_shot.EpisodeSampler) -> 
     """The mean loss on the support sets of ten episodes, before and after the steps."""
     episodes = sampler.episodes(10)
     images, labels = episodes.support_images, episodes.support_labels
-    network = learner.functional
+    network = learner.stateless
     unadapted = [network.outputs(network.values(), each)[0] for each in images]
     adapted = learner.predict((images, labels, images), batch_size=10, verbose=0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

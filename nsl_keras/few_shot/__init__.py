@@ -19,10 +19,10 @@ from nsl_keras.few_shot.evaluation import (
     evaluate as evaluate,
 )
 from nsl_keras.few_shot.finetuning import Finetuner as Finetuner
-from nsl_keras.few_shot.functional import check_second_order as check_second_order
 from nsl_keras.few_shot.maml import MAML as MAML
 from nsl_keras.few_shot.neighborhood import NeighborhoodLearner as NeighborhoodLearner
 from nsl_keras.few_shot.prototypical import (
     NearestCentroid as NearestCentroid,
     ProtoNet as ProtoNet,
 )
+from nsl_keras.few_shot.stateless import check_second_order as check_second_order

@@ -68,7 +68,11 @@ class ClassLogits(keras.layers.Layer):
         fits = not isinstance(class_names, str) and len({*class_names}) == len(class_names)
         demand = "a sequence of different names"
         validation.require(fits, "class_names", demand, class_names)
-        self.class_names, self.labels = tuple(class_names), labels
+        self.class_names = tuple(class_names)
+        self.labels = None if labels is None else [*map(int, labels)]
+        numbers: Any = self.labels or class_names
+        fits = len({*numbers}) == len(numbers) == len(class_names)
+        validation.require(fits, "labels", "None, or a number for each name", labels)
         temperature = validation.positive_number(temperature, "temperature")
         start = keras.initializers.Constant(temperature)
         options: dict[str, Any] = {"trainable": False, "autocast": False}

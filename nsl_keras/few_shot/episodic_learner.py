@@ -12,8 +12,8 @@ from keras import ops
 
 from nsl_keras import graphs, validation
 from nsl_keras.backend import Tensor, variable_scope, wide_dtype
-from nsl_keras.few_shot.adapted_model import Adapting
-from nsl_keras.few_shot.functional import POLICIES
+from nsl_keras.few_shot.adapting import Adapting
+from nsl_keras.few_shot.stateless import POLICIES
 from nsl_keras.training.checks import CheckedModel
 from nsl_keras.training.data import as_inputs
 
@@ -21,7 +21,7 @@ from nsl_keras.training.data import as_inputs
 class EpisodicLearner(Adapting, CheckedModel):
     """Base of the models from `(support_images, support_labels, query_images)` to logits.
 
-    A subclass writes `call` and `_adapted`, `build_weights` if it has weights of its own,
+    A subclass writes `call` and `_adapt`, `build_weights` if it has weights of its own,
     and sets `ways` there at the latest.
     """
 

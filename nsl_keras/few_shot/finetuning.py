@@ -15,12 +15,12 @@ from keras import ops
 from nsl_keras import backend, graphs, nesting, validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
 from nsl_keras.copying import copied, paired_variables, registered
-from nsl_keras.few_shot import functional
-from nsl_keras.few_shot.adapted_model import Adapting, adapted_copy
+from nsl_keras.few_shot import stateless
+from nsl_keras.few_shot.adapting import Adapting, adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import episode_shapes
-from nsl_keras.few_shot.functional import POLICIES, FunctionalModel, Selection
 from nsl_keras.few_shot.metric_learner import outputs_of_sets
+from nsl_keras.few_shot.stateless import POLICIES, Selection, StatelessModel
 from nsl_keras.neighborhoods.cosine import CosineDense
 from nsl_keras.neighborhoods.inner_loop import cross_entropy
 from nsl_keras.normalization import turn_batch_norm
@@ -106,7 +106,7 @@ class Finetuner(Adapting):
         graphs.require_graph(model)
         graphs.require_linear(model, "model")
         self.model = model
-        self._original = FunctionalModel(model, (), "moving")
+        self._original = StatelessModel(model, (), "moving")
         ways = model.output_shape[-1] if ways is None else ways
         self.ways = validation.positive_integer(ways, "ways")
         self.steps = validation.positive_integer(steps, "steps")
@@ -114,7 +114,7 @@ class Finetuner(Adapting):
         policy = validation.one_of(batch_normalization, POLICIES, "batch_normalization")
         self.batch_normalization = policy
         copy, classifier, self._sources = copy_with_classifier(model, self.ways)
-        adapted = functional.select_variables(copy, variables, "variables")
+        adapted = stateless.select_variables(copy, variables, "variables")
         demand = "a selection with the kernel of the new classifier, which starts at zero"
         is_trained = any(each is classifier.kernel for each in adapted)
         validation.require(is_trained, "variables", demand, variables)
@@ -124,12 +124,12 @@ class Finetuner(Adapting):
         if all(id(each) in own for each in adapted):
             self._before = keras.Model(copy.inputs, classifier.input)
             after = keras.Model(classifier.input, copy.outputs[0])
-        self._after = FunctionalModel(after, adapted, policy)
+        self._after = StatelessModel(after, adapted, policy)
         self._copy, self._variables = copy, copy.variables
         self._dtype = copy.inputs[0].dtype
         # Not by XLA, whose convolutions take many times as long on CPUs.
         self._compiled = backend.compiled(self._scores, jit_compile=False)
-        self._compiled_finetuning = backend.compiled(self._finetuned, jit_compile=False)
+        self._compiled_finetuning = backend.compiled(self._finetune, jit_compile=False)
 
     def __call__(self, episodes: Any) -> np.ndarray:
         support, labels, queries = map(np.asarray, episodes[:3])
@@ -148,15 +148,15 @@ class Finetuner(Adapting):
         self._original.values()  # Raises if the model has lost or gained variables.
         return [ops.convert_to_tensor(source) for source in self._sources]
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
+    def _adapt(self, images: Any, labels: np.ndarray, classes: Any) -> Any:
         support, values = ops.convert_to_tensor(images, self._dtype), self._values()
         adapted = self._compiled_finetuning(values, support, labels)
         new = dict(zip(map(id, self._variables), values, strict=True))
         new |= zip(map(id, self._after.variables), adapted, strict=True)
         layers = adapted_copy(self._copy, self.batch_normalization, support, new)
-        return AdaptedModel([*layers, head]), self, support
+        return AdaptedModel([*layers, classes]), self, support
 
-    def _finetuned(self, values: Any, support: Tensor, labels: Any) -> list[Tensor]:
+    def _finetune(self, values: Any, support: Tensor, labels: Any) -> list[Tensor]:
         with keras.StatelessScope([*zip(self._variables, values, strict=True)]):
             (features,) = self._inputs_of_after([support[None]])
             return self._values_after(features[0], labels)
@@ -188,13 +188,13 @@ class Finetuner(Adapting):
         def loss(values: list[Tensor], index: Tensor) -> Tensor:
             return ops.mean(self._losses(values, support, labels))
 
-        return self._descended(self._after.values(), loss, self.steps)
+        return self._descend(self._after.values(), loss, self.steps)
 
     def _losses(self, values: list[Tensor], images: Tensor, labels: Tensor) -> Tensor:
         logits, _ = self._after.outputs(values, images)
         return cross_entropy(ops.one_hot(labels, self.ways, dtype=logits.dtype), logits)
 
-    def _descended(self, values: list[Tensor], loss: Any, steps: Any) -> list[Tensor]:
+    def _descend(self, values: list[Tensor], loss: Any, steps: Any) -> list[Tensor]:
         @backend.not_inlined
         def gradients(values: list[Tensor], index: Tensor) -> list[Tensor]:
             return gradients_of(lambda at: (loss(at, index), None), values)[0]
@@ -202,13 +202,13 @@ class Finetuner(Adapting):
         def step(index: Tensor, state: Any) -> Any:
             values, buffers = state
             triples = zip(values, gradients(values, index), buffers, strict=True)
-            moved = [self._moved(*each, index) for each in triples]
+            moved = [self._move(*each, index) for each in triples]
             return [each[0] for each in moved], [each[1] for each in moved]
 
         state = (values, [*map(ops.zeros_like, values)])
         return ops.fori_loop(0, steps, step, state)[0]
 
-    def _moved(self, value: Tensor, gradient: Tensor, buffer: Tensor, index: Any) -> Any:
+    def _move(self, value: Tensor, gradient: Tensor, buffer: Tensor, index: Any) -> Any:
         """Returns value and buffer after step `index`, which counts from 0."""
         # In the value's own dtype: a share of float32 would be rounded.
         whole, part = (ops.convert_to_tensor(s, value.dtype) for s in (1, 1 - DAMPENING))

@@ -1,7 +1,7 @@
 """Model-agnostic meta-learning: trains a network to be finetuned.
 
 Keras's `train_step` runs `MAML.call`, which in each episode takes the inner steps
-(`_values_after`) and evaluates the network at the new weights by `FunctionalModel`.
+(`_values_after`) and evaluates the network at the new weights by `StatelessModel`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from keras import ops
 
 from nsl_keras import validation
 from nsl_keras.backend import Tensor, gradients_of, map_elements
-from nsl_keras.few_shot.adapted_model import adapted_copy
+from nsl_keras.few_shot.adapting import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
-from nsl_keras.few_shot.functional import FunctionalModel, Selection, select_variables
+from nsl_keras.few_shot.stateless import Selection, StatelessModel, select_variables
 from nsl_keras.graphs import require_linear
 from nsl_keras.neighborhoods.inner_loop import InnerLearningRate
 
@@ -137,7 +137,7 @@ class MAML(EpisodicLearner):
         if self.classifies:
             require_linear(model, "model")
         inner = select_variables(model, inner_variables)
-        self.functional = FunctionalModel(model, inner, batch_normalization)
+        self.stateless = StatelessModel(model, inner, batch_normalization)
 
     def build_weights(self, shape: tuple[int, ...]) -> None:
         if self.classifies:
@@ -146,7 +146,7 @@ class MAML(EpisodicLearner):
             validation.require(is_vector, "model", demand, (None, *shape))
             (self.ways,) = shape
         self.outputs_shape = shape
-        self.rate.build_for([()] * len(self.functional.variables))
+        self.rate.build_for([()] * len(self.stateless.variables))
 
     @property
     def inner_learning_rates(self) -> list[Tensor]:
@@ -161,7 +161,7 @@ class MAML(EpisodicLearner):
         def one_episode(episode: list[Tensor]) -> list[Tensor]:
             support, targets, queries = episode
             values = self._values_after(support, targets, bool(training))
-            return [self.functional.query_outputs(values, support, queries)]
+            return [self.stateless.query_outputs(values, support, queries)]
 
         outputs = keras.KerasTensor(
             (queries.shape[1], *self.outputs_shape), self._outputs_dtype
@@ -173,16 +173,16 @@ class MAML(EpisodicLearner):
     ) -> list[Tensor]:
         at_test = self.test_inner_steps or self.inner_steps
         steps = self.inner_steps if training else at_test
-        values = self.functional.values()
+        values = self.stateless.values()
         for _ in range(steps):
-            values = self._stepped(values, support, targets)
+            values = self._step(values, support, targets)
         return values
 
-    def _stepped(self, values: list[Tensor], support: Any, targets: Any) -> list[Tensor]:
+    def _step(self, values: list[Tensor], support: Any, targets: Any) -> list[Tensor]:
         """Returns values after one step: Algorithm 2, lines 6 and 7; NSL Eq. (7)."""
 
         def loss(values: list[Tensor]) -> tuple[Tensor, None]:
-            outputs, _ = self.functional.outputs(values, support)
+            outputs, _ = self.stateless.outputs(values, support)
             of_example = self._loss_of(ops.cast(targets, outputs.dtype), outputs)
             return ops.mean(of_example), None
 
@@ -196,7 +196,7 @@ class MAML(EpisodicLearner):
 
     def get_config(self) -> dict[str, Any]:
         # Places: names and `trainable` flags may have changed when the model is loaded.
-        inner = set(map(id, self.functional.variables))
+        inner = set(map(id, self.stateless.variables))
         places = [p for p, v in enumerate(self.model.variables) if id(v) in inner]
         return {
             **super().get_config(),
@@ -209,8 +209,8 @@ class MAML(EpisodicLearner):
             "inner_loss": keras.saving.serialize_keras_object(self.inner_loss),
         }
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
-        targets = ops.one_hot(labels, self.ways) if head else labels
+    def _adapt(self, images: Any, labels: np.ndarray, classes: Any) -> Any:
+        targets = ops.one_hot(labels, self.ways) if classes else labels
         shape = (len(images), *self.outputs_shape)
         demand = f"of the shape of the outputs, {shape}"
         validation.require(np.shape(targets) == shape, "y", demand, np.shape(labels))
@@ -219,7 +219,7 @@ class MAML(EpisodicLearner):
         dtype = inputs[0].dtype if inputs else self.compute_dtype
         support = ops.convert_to_tensor(images, dtype)
         values = self._values_after(support, targets, training=False)
-        new = dict(zip(map(id, self.functional.variables), values, strict=True))
+        new = dict(zip(map(id, self.stateless.variables), values, strict=True))
         layers = adapted_copy(self.model, self.batch_normalization, support, new)
-        model = AdaptedModel([*layers, head]) if head else keras.Sequential(layers)
+        model = AdaptedModel([*layers, classes]) if classes else keras.Sequential(layers)
         return model, self, support

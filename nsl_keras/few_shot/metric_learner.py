@@ -12,10 +12,10 @@ from keras import ops
 
 from nsl_keras import configs, validation
 from nsl_keras.backend import Tensor, at_least_float32, leave_out_of_xla, vectorized_map
-from nsl_keras.few_shot.adapted_model import adapted_copy
+from nsl_keras.few_shot.adapting import adapted_copy
 from nsl_keras.few_shot.class_logits import AdaptedModel
 from nsl_keras.few_shot.episodic_learner import EpisodicLearner, one_hot
-from nsl_keras.few_shot.functional import FunctionalModel
+from nsl_keras.few_shot.stateless import StatelessModel
 from nsl_keras.normalization import move_statistics
 from nsl_keras.training import data
 
@@ -61,20 +61,20 @@ class MetricLearner(EpisodicLearner):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "ways": self.ways}
 
-    def _adapted(self, images: Any, labels: np.ndarray, head: Any) -> Any:
+    def _adapt(self, images: Any, labels: np.ndarray, classes: Any) -> Any:
         layers = adapted_copy(self.backbone, self.batch_normalization, images)
         # Eagerly: a graph of the copy would be traced for this call alone.
         features = at_least_float32(data.predict(layers[-1], layers[-1], images))
-        learner = self._of_features(features, len(head.class_names))
-        return learner.with_support(layers, features, labels, head), learner, features
+        learner = self._of_features(features, len(classes.class_names))
+        return learner.with_support(layers, features, labels, classes), learner, features
 
-    def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
-        """Returns a model: layers to features, this learner (of features), and a head."""
+    def with_support(self, layers: Any, features: Any, labels: Any, classes: Any) -> Any:
+        """Returns a model: layers to features, this learner, and `classes`."""
         support = SupportSet(self, len(features), dtype=features.dtype)
         support.build(features.shape)
         support.features.assign(features)
         support.labels.assign(labels)
-        return AdaptedModel([*layers, support, head])
+        return AdaptedModel([*layers, support, classes])
 
     def _of_features(self, features: Tensor, ways: int) -> MetricLearner:
         """Returns a learner of the same weights, from features to logits."""
@@ -126,8 +126,8 @@ def outputs_of_sets(
 
     Sets have shape `(batch, examples, ...)`: the support set, with or without the queries.
     """
-    functional = FunctionalModel(model, (), policy)
-    if not functional.norms():
+    stateless = StatelessModel(model, (), policy)
+    if not stateless.norms():
         # Dropout and noise stay off by episode.
         training = training and policy == "moving"
         images = ops.concatenate(sets, axis=1)
@@ -138,9 +138,9 @@ def outputs_of_sets(
         return [found[:, :first], found[:, first:]][: len(sets)]
 
     def one_episode(sets: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        first, statistics = functional.outputs([], sets[0])
+        first, statistics = stateless.outputs([], sets[0])
         given = statistics if policy == "support" else None
-        others = [functional.outputs([], images, given)[0] for images in sets[1:]]
+        others = [stateless.outputs([], images, given)[0] for images in sets[1:]]
         return [first, *others], statistics
 
     # Episodes share their kernels, so vectorizing gives one convolution per layer.
@@ -149,7 +149,7 @@ def outputs_of_sets(
         # Toward the moments of all support examples of the batch.
         examples = ops.shape(sets[0])[0] * ops.shape(sets[0])[1]
         pairs = zip(statistics[::2], statistics[1::2], strict=True)
-        for norm, (means, variances) in zip(functional.norms(), pairs, strict=True):
+        for norm, (means, variances) in zip(stateless.norms(), pairs, strict=True):
             mean = ops.mean(means, axis=0)
             variance = ops.mean(variances + ops.square(means - mean), axis=0)
             move_statistics(norm, mean, variance, examples)

@@ -126,7 +126,7 @@ class NeighborhoodLearner(MetricLearner):
             "scale": self.scale,
         }
 
-    def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
+    def with_support(self, layers: Any, features: Any, labels: Any, classes: Any) -> Any:
         options: dict[str, Any] = {"dtype": features.dtype}
         keys = ops.reshape(features, (len(features), -1))
         membership = np.eye(self.ways)[labels]
@@ -141,7 +141,7 @@ class NeighborhoodLearner(MetricLearner):
                 dropout=0.0,
                 **options,
             ),
-            head,
+            classes,
             inner_steps=self.inner_steps,
             inner_learning_rate=self.rate.initial,
             learning_rate_form=self.rate.form,

@@ -182,16 +182,16 @@ class NearestCentroid(MetricLearner):
     def vectors(self, features: Tensor) -> Tensor:
         return features * inverse_norm(features) if self.normalize else features
 
-    def with_support(self, layers: list[Any], features: Any, labels: Any, head: Any) -> Any:
+    def with_support(self, layers: Any, features: Any, labels: Any, classes: Any) -> Any:
         if type(self) is not NearestCentroid or type(self.metric) is not key_metrics.Cosine:
-            return super().with_support(layers, features, labels, head)
+            return super().with_support(layers, features, labels, classes)
         options: dict[str, Any] = {"dtype": features.dtype}
         flat = keras.layers.Flatten(**options)
         floats = keras.layers.Rescaling(1.0, **options)  # Of integers, for example.
         # Features may be shorter than `CosineDense` normalizes exactly.
         units = [flat, floats, keras.layers.UnitNormalization(**options)]
         classifier = CosineDense(self.ways, scale=1.0, **options)
-        model = AdaptedModel([*layers, *units, classifier, head])
+        model = AdaptedModel([*layers, *units, classifier, classes])
         membership = ops.one_hot(labels, self.ways, dtype=features.dtype)
         vectors = self.vectors(ops.reshape(features, (len(features), -1)))
         means = class_means(vectors[None], membership[None])[0]

@@ -174,6 +174,7 @@ class NeighborDictionary(keras.layers.Layer):
     @property
     def values(self) -> Tensor:
         """The values, of shape `(num_neighbors, num_values)`; probabilities sum to 1."""
+        validation.built(self, "values")
         return self.values_of()
 
     def values_of(self, indices: Tensor | None = None) -> Tensor:
@@ -267,12 +268,12 @@ class NeighborDictionary(keras.layers.Layer):
         queries: Tensor,
         training: bool | None = None,
         kept: Tensor | None = None,
-        prepared: Sequence[Tensor] = (),
+        constants: Sequence[Tensor] = (),
     ) -> tuple[Entries, Tensor]:
         """Returns the entries that take part, and their attention, in the queries' dtype.
 
         With `dropout_scope="batch"`, dropped entries are not returned. If `kept` is given,
-        none are drawn. `prepared` is what the inner loop prepared, if anything.
+        none are drawn. `constants` are those of the inner loop, if it has any.
         """
         width = self.keys.shape[-1]
         if queries.shape[-1] not in (None, width):  # Only a call checks the `input_spec`.
@@ -281,7 +282,7 @@ class NeighborDictionary(keras.layers.Layer):
                 f"features.shape={tuple(queries.shape)}"
             )
         keys, values = ops.cast(self.keys, queries.dtype), None
-        if not prepared:
+        if not constants:
             values = ops.cast(self.values_of(), queries.dtype)
         if kept is None and training and self.num_dropped:
             kept = self.draw_kept(queries)
@@ -297,7 +298,7 @@ class NeighborDictionary(keras.layers.Layer):
             scores = ops.where(kept, scores, -1e30)
         # MN Eq. (5): attention. Keras warns of a softmax over one entry.
         attention = ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores)
-        return Entries(keys, values, prepared), attention
+        return Entries(keys, values, constants), attention
 
     def draw_kept(self, queries: Tensor) -> Tensor:
         """Draws `kept` for a training step.

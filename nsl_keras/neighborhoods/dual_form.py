@@ -103,7 +103,7 @@ class DualForm(InnerLoop):
     stages: Callable[[], list[DenseStage]]
     chunk_size: int | None = CACHED_ENTRIES
 
-    def prepared(self, entries: Entries) -> list[Tensor]:
+    def compute_constants(self, entries: Entries) -> list[Tensor]:
         """Returns the traces of one step, but for the first inputs, which are the keys."""
         if self.steps > 1:
             return []
@@ -118,7 +118,7 @@ class DualForm(InnerLoop):
             return outputs[:, 0]
         outputs, rates = queries, iter(self.learning_rate.rates())
         # Inputs and gradients of each stage; the first inputs are the keys.
-        traces = entries.prepared or tree.flatten(self._traces(stages, entries))[1:]
+        traces = entries.constants or tree.flatten(self._traces(stages, entries))[1:]
         tensors = iter([entries.keys, *traces])
         for stage in stages:
             inputs, gradients = next(tensors), next(tensors)
@@ -152,7 +152,7 @@ class DualForm(InnerLoop):
         stage, *others = self.stages()
         if self.steps > 1 or others or stage.activation is not keras.activations.linear:
             return super().effects(entries, attention, queries)
-        gradients = (entries.prepared or self.prepared(entries))[0]
+        gradients = (entries.constants or self.compute_constants(entries))[0]
         sums = _weighted_sums([], [entries.keys, gradients, attention])
 
         def total(sums: list[Tensor]) -> tuple[Tensor, None]:

@@ -185,8 +185,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.task = validation.one_of(task, LOSSES, "task")
         ways = ("auto", "dual", "tape")
         self.inner_loop = validation.one_of(inner_loop, ways, "inner_loop")
-        self._finetuning = self._made_inner_loop()
-        self.constants = Constants(self._prepared)
+        self._inner_loop = self._make_inner_loop()
+        self.constants = Constants(self._compute_constants)
         self.input_spec = keras.layers.InputSpec(ndim=2)
 
     @property
@@ -198,14 +198,14 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     def active_inner_loop(self) -> str:
         """The inner loop of the built layer, `"dual"` or `"tape"`."""
         validation.built(self, "active_inner_loop")
-        return "dual" if isinstance(self._finetuning, DualForm) else "tape"
+        return "dual" if isinstance(self._inner_loop, DualForm) else "tape"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if self.built:
             return  # New rates would replace learned ones.
         features = validation.known_axis(input_shape, -1, "last axis")
         self.input_spec = keras.layers.InputSpec(ndim=2, axes={-1: features})
-        self._finetuning = self._made_inner_loop()  # Of the head as it is now.
+        self._inner_loop = self._make_inner_loop()  # Of the head as it is now.
         if not self.head.built:
             self.head.build((None, features))
         outputs = self.head.compute_output_shape((None, features))
@@ -221,7 +221,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             require_linear(self.head, "head")
         loops.require_plain_layers(self.head)
         self.dictionary.set_outputs(outputs[-1], self.task)
-        if isinstance(self._finetuning, loops.NestedTape):
+        if isinstance(self._inner_loop, loops.NestedTape):
             self._require_tape(features)
         variables = loops.finetuned_variables(self.head)
         self.learning_rate.build_for([tuple(each.shape) for each in variables])
@@ -232,7 +232,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         validation.require(shape[-1] == features, "dictionary", demand, shape)
         nesting.pass_on_frozen(self)
 
-    def _made_inner_loop(self) -> loops.InnerLoop:
+    def _make_inner_loop(self) -> loops.InnerLoop:
         options = self.learning_rate, self.inner_steps, LOSSES[self.task]
         if self.inner_loop != "tape":
             try:
@@ -260,10 +260,10 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         demand = 'of layers with dtype="float32" or wider on the nested tape'
         validation.require(is_wide, "head", demand, outputs.dtype)
 
-    def _prepared(self) -> list[Tensor]:
+    def _compute_constants(self) -> list[Tensor]:
         both = self.dictionary.keys, self.dictionary.values
         entries = loops.Entries(*(ops.cast(each, self._precision) for each in both))
-        return self._finetuning.prepared(entries)
+        return self._inner_loop.compute_constants(entries)
 
     def call(
         self,
@@ -276,15 +276,15 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         if not adapt:
             return ops.cast(self.head(inputs), self.compute_dtype)
         queries = ops.cast(inputs, self._precision)
-        prepared = () if training else self.constants.current
-        found = self.dictionary.look_up(queries, training, kept, prepared)
-        return ops.cast(self._finetuning.outputs(*found, queries), self.compute_dtype)
+        constants = () if training else self.constants.current
+        found = self.dictionary.look_up(queries, training, kept, constants)
+        return ops.cast(self._inner_loop.outputs(*found, queries), self.compute_dtype)
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights `(batch, *shape)`, in order."""
         validation.built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)
-        return self._finetuning.weights(*self.dictionary.look_up(queries, kept=kept))
+        return self._inner_loop.weights(*self.dictionary.look_up(queries, kept=kept))
 
     def neighbors(
         self, features: Tensor, k: int = 5, by: str = "attention", effects: bool = False
@@ -292,11 +292,11 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         """Returns `k` entries per example, as `MetaNeighborhoodModel.neighbors` does."""
         self.require_ranking(k, by, effects)
         queries = ops.cast(features, self._precision)
-        found = self.dictionary.look_up(queries, prepared=self.constants.current)
+        found = self.dictionary.look_up(queries, constants=self.constants.current)
         entries, attention = found
         ranked, changes = attention, None
         if effects or by == "effect":
-            changes = self._finetuning.effects(entries, attention, queries)
+            changes = self._inner_loop.effects(entries, attention, queries)
             ranked = ranked if by == "attention" else ops.sum(ops.abs(changes), axis=-1)
         _, indices = largest(ranked, k)
         if changes is not None:
@@ -307,7 +307,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
             ops.cast(self.dictionary.values_of(indices), queries.dtype),
             changes,
             ops.cast(self.head(features), self._precision),
-            self._finetuning.outputs(*found, queries),
+            self._inner_loop.outputs(*found, queries),
         )
 
     def limit_rates(self) -> None:

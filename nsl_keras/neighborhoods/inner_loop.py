@@ -27,12 +27,12 @@ InnerLoss = Callable[[Tensor, Tensor], Tensor]
 class Entries(NamedTuple):
     """Keys `(entries, features)`, and values `(entries, outputs)`.
 
-    In inference `InnerLoop.prepared` may stand in for the values, which are `None` then.
+    In inference `constants` may stand in for the values, which are `None` then.
     """
 
     keys: Tensor
-    values: Tensor
-    prepared: Sequence[Tensor] = ()
+    values: Tensor | None
+    constants: Sequence[Tensor] = ()
 
 
 # The losses are written out: with a fused softmax cross-entropy, the second derivative with
@@ -118,7 +118,7 @@ class InnerLoop(abc.ABC):
     steps: int = 1
     loss: InnerLoss = cross_entropy
 
-    def prepared(self, entries: Entries) -> list[Tensor]:
+    def compute_constants(self, entries: Entries) -> list[Tensor]:
         """Returns what `outputs` needs of the entries and the head, but of no query."""
         return []
 

@@ -120,7 +120,7 @@ class MetaNeighborhoodModel(CheckedModel):
         self.classifies = self.task == "classification"
         # Functions, since Keras would track and save the models that they return.
         self._plain = functools.cache(self._without_adaptation)
-        self._ranking = functools.cache(self._ranked)
+        self._ranking = functools.cache(self._rank)
         #: Whether the next batch must compute the constants.
         self._constants_are_due = True
 
@@ -422,7 +422,7 @@ class MetaNeighborhoodModel(CheckedModel):
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
-    def _ranked(
+    def _rank(
         self, k: int, by: str, effects: bool, run_eagerly: bool
     ) -> data.BatchFunction:
         def ranking(inputs: Any) -> dict[str, Tensor]:
@@ -466,7 +466,7 @@ class MetaNeighborhoodModel(CheckedModel):
             self.backbone.quantize(*args, **kwargs)
         nesting.forget_functions(self)
 
-    def forget_graphs(self) -> None:
+    def forget_functions(self) -> None:
         """Drops the functions of models that this model made of its layers."""
         if self.built:
             nesting.forget_functions(self.unadapted)

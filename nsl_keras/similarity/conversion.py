@@ -15,7 +15,6 @@ from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
 from nsl_keras.nesting import parts_of
 from nsl_keras.similarity import convolution, dense, einsum, predictors, transposed
-from nsl_keras.similarity.folding import is_ours
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
 
 Layer: TypeAlias = keras.layers.Layer
@@ -117,14 +116,14 @@ def add_similarity(
     model = model if inplace else copied(model)
     root = graphs.root_of(model)
     found = [*nesting.sublayers(root)]
-    chosen = _chosen(root, found, similarity, predictor, layers, block_size)
+    chosen = _choose(root, found, similarity, predictor, layers, block_size)
     sizes = [_block_size(each, predictor, block_size) for each in chosen]
     fits = block_size is None or any(each is not None for each in sizes)
     demand = "None: no chosen layer is dense, or a convolution of kernel size 1"
     validation.require(fits, "block_size", demand, block_size)
     saved = graphs.layers(root, graphs.saves_layers)
-    are_inside = [each not in saved for each in chosen]
-    fits = not any(are_inside) or not isinstance(predictor, keras.layers.Layer)
+    are_unsaved = [each not in saved for each in chosen]
+    fits = not any(are_unsaved) or not isinstance(predictor, keras.layers.Layer)
     demand = "None or a recipe for layers that other layers hold"
     validation.require(fits, "predictor", demand, predictor)
     trained = [graphs.classifier_of(root)] if train_classifier else []
@@ -136,8 +135,8 @@ def add_similarity(
         nesting.set_flags(pair for pair in flags if id(pair[0]) in kept)
     try:
         with variable_scope(root):
-            for layer, is_inside, size in zip(chosen, are_inside, sizes, strict=True):
-                options = is_inside, layer.trainable, similarity, predictor, size
+            for layer, is_unsaved, size in zip(chosen, are_unsaved, sizes, strict=True):
+                options = is_unsaved, layer.trainable, similarity, predictor, size
                 WITH_SIMILARITY[type(layer)].turn(layer, *options)
     except Exception:
         for layer in chosen:
@@ -152,7 +151,7 @@ def add_similarity(
     return model
 
 
-def _chosen(
+def _choose(
     model: Any,
     found: list[Any],
     similarity: Any,
@@ -160,7 +159,7 @@ def _chosen(
     layers: Any,
     block_size: int | None,
 ) -> list[Any]:
-    ours = [each for each in found if is_ours(each) and not graphs.is_graph(each)]
+    ours = [each for each in found if _is_ours(each) and not graphs.is_graph(each)]
     inside = {id(part) for each in ours for part in nesting.sublayers(each)}
     suited = [
         layer
@@ -195,6 +194,11 @@ def _chosen(
             f"Received: layers={layers!r}, and model {model.name!r}"
         )
     return chosen
+
+
+def _is_ours(layer: Any) -> bool:
+    """Whether a layer's class is, or derives from, a class of this package."""
+    return any(base.__module__.startswith("nsl_keras.") for base in type(layer).__mro__)
 
 
 def _taps(layer: Any) -> int:

@@ -132,7 +132,7 @@ class DepthwiseForm(DynamicForm):
         *_, channels, multiplier = kernel.shape
         weighted = [
             tap
-            for part in self.weighted(parameters, inputs)
+            for part in self.multiply_windows(parameters, inputs)
             for tap in ops.split(part, part.shape[-1] // channels, axis=-1)
         ]
         weights = ops.reshape(kernel, (len(weighted), channels, multiplier))

@@ -34,7 +34,7 @@ class VectorForm(DynamicForm):
         self, vectors: Tensor, seen: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """Returns `M v` for vectors `v`, with `M` predicted from `seen` (default `v`)."""
-        parameters = self.predicted(vectors if seen is None else seen, mask=mask)
+        parameters = self.predict_parameters(vectors if seen is None else seen, mask=mask)
         shape = ops.shape(vectors)
         rows = ops.reshape(vectors, (*shape[:-1], self.channels, self.taps))
         products = self.similarity.apply_to_rows(parameters, rows)  # NSL Eq. (3)

@@ -99,7 +99,7 @@ class DynamicForm(BilinearForm):
 
     def call(self, inputs: Tensor, kernel: Tensor, training: bool | None = None) -> Tensor:
         """Returns `W^T M(x) x` at every output position."""
-        parameters = self.predicted(inputs)
+        parameters = self.predict_parameters(inputs)
         if self.shape_parameters is not None:
             mask = ops.reshape(self.shape_mask(), (*self.kernel_size, 1, 1))
             kernel = mask * kernel  # NSL Eq. (4)
@@ -116,7 +116,7 @@ class DynamicForm(BilinearForm):
             outputs = self.product(kernel, parameters, inputs)
         return ops.moveaxis(outputs, -1, self.channel_axis)
 
-    def predicted(
+    def predict_parameters(
         self, inputs: Tensor, penalized: bool = True, mask: Tensor | None = None
     ) -> Tensor:
         """Returns the parameters of `M(x)` per vector or block of positions.
@@ -154,7 +154,7 @@ class DynamicForm(BilinearForm):
 
     def matrices(self, inputs: Tensor) -> Tensor:
         """Returns `M(x)` for every vector, or at every position of the output."""
-        parameters = self.predicted(inputs, penalized=False)
+        parameters = self.predict_parameters(inputs, penalized=False)
         if not self.on_vectors:
             moved = ops.moveaxis(inputs, self.channel_axis, -1)
             patch, *_ = windows(moved, self.geometry)
@@ -189,7 +189,7 @@ class DynamicForm(BilinearForm):
                 parameters = ops.slice(parameters, (0,) * len(shape), shape)
         return parameters
 
-    def weighted(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
+    def multiply_windows(self, parameters: Tensor, inputs: Tensor) -> list[Tensor]:
         """Returns `M(x) x` at every position, tap by tap, in one or more parts."""
         patches = windows(inputs, self.geometry)
         positions = patches[0].shape[1:-1]
@@ -199,7 +199,7 @@ class DynamicForm(BilinearForm):
 
     def product(self, kernel: Tensor, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Returns `sum_c sum_t sum_u W[t,c,o] M(x)[p,t,u] x[p,u,c]`, with channels last."""
-        weighted = self.weighted(parameters, inputs)
+        weighted = self.multiply_windows(parameters, inputs)
         weights = ops.cast(ops.reshape(kernel, (-1, kernel.shape[-1])), inputs.dtype)
         parts = zip(weighted, ops.split(weights, len(weighted)), strict=True)
         outputs = sum(

@@ -58,7 +58,7 @@ def fold(model: keras.Model, inplace: bool = False) -> keras.Model:
     folded = model if inplace else copied(model)
     for part in [*sublayers(graphs.root_of(folded))]:
         if getattr(part, "has_plain_twin", False):
-            part.turn_back()
+            part.fold_inplace()
     forget_functions(folded)
     return folded
 
@@ -78,8 +78,3 @@ def _obstacle(layer: keras.layers.Layer) -> str:
     }
     found = [name for name, holds in obstacles.items() if forms and holds]
     return f"{layer.name!r}, {found[0]} {type(layer).__name__}" if found else ""
-
-
-def is_ours(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's class is, or derives from, a class of this package."""
-    return any(base.__module__.startswith("nsl_keras.") for base in type(layer).__mro__)

@@ -31,9 +31,9 @@ class NeuralSimilarity(WithSimilarity):
     data_format = "channels_last"  # Dense layers know no other.
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
-    own_attributes = ("bilinear_form", "_kernel_trainable", "is_inside")
+    own_attributes = ("bilinear_form", "_kernel_trainable", "is_unsaved")
     #: Whether a layer that does not save this one as its part contains it.
-    is_inside = False
+    is_unsaved = False
     _kernel_trainable = True
 
     def __init__(self, *args: Any, kernel_trainable: bool = True, **kwargs: Any) -> None:
@@ -126,7 +126,7 @@ class NeuralSimilarity(WithSimilarity):
             # Keras passes `training` on to the form: plain layers have no such argument,
             # and a turned layer keeps the signature of its `call`.
             return form(inputs, kernel)
-        kernel = ops.cast(form.equivalent(kernel), inputs.dtype)
+        kernel = ops.cast(form.fold_kernel(kernel), inputs.dtype)
         return self.plain_product(inputs, kernel)
 
     def plain_product(self, inputs: Tensor, kernel: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class NeuralSimilarity(WithSimilarity):
         Raises a ValueError if the layer is dynamic or not built.
         """
         self.bilinear_form.require("static", "equivalent_kernel")
-        return self.bilinear_form.equivalent(ops.convert_to_tensor(self.kernel))
+        return self.bilinear_form.fold_kernel(ops.convert_to_tensor(self.kernel))
 
     @property
     def similarity_matrix(self) -> Tensor:
@@ -199,18 +199,18 @@ class NeuralSimilarity(WithSimilarity):
                 part.trainable = value
 
     @classmethod
-    def turn(cls, layer: Any, is_inside: bool, kernel_trainable: bool, *args: Any) -> None:
+    def turn(cls, layer: Any, is_unsaved: bool, kernel_trainable: bool, *args: Any) -> None:
         """Turns a built plain layer into this class; `args` go to `set_similarity`."""
         with turned_into(layer, cls) as input_shape:
             layer.set_similarity(*args)
-            layer.is_inside = is_inside
+            layer.is_unsaved = is_unsaved
             layer.build_similarity(input_shape)
             layer.kernel_trainable = kernel_trainable
 
     def turn_copy(self, layer: Any) -> None:
         """Turns a plain layer that already has this layer's kernel into a copy of it."""
         of_similarity = self.similarity, self.predictor, self.block_size
-        self.turn(layer, self.is_inside, self.kernel_trainable, *of_similarity)
+        self.turn(layer, self.is_unsaved, self.kernel_trainable, *of_similarity)
         forms = self.bilinear_form, layer.bilinear_form
         for variable, new in zip(*(each.variables for each in forms), strict=True):
             new.assign(variable)
@@ -232,7 +232,7 @@ class NeuralSimilarity(WithSimilarity):
 
     def save_assets(self, _: str) -> None:
         """Raises if a `.keras` file, which Keras is writing, would lose `M`."""
-        if self.is_inside:
+        if self.is_unsaved:
             raise ValueError(
                 f"`{self.path}` has a similarity inside a layer whose config does not "
                 "contain it, so a file of the whole model would lose `M`. Call "

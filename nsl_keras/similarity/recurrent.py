@@ -68,7 +68,7 @@ class SimilarityCell(WithSimilarity):
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
         self.input_form.require("static", "fold")
         return [
-            (kernel, form.equivalent(ops.convert_to_tensor(kernel)))
+            (kernel, form.fold_kernel(ops.convert_to_tensor(kernel)))
             for form, kernel in self.forms_and_kernels()
         ]
 
@@ -257,9 +257,9 @@ class SimilarityRecurrent(nesting.KeepsFrozen, Foldable, keras.layers.RNN):
         super().__init__(cell, **kwargs)
         self.input_spec = keras.InputSpec(ndim=3)
 
-    def turn_back(self) -> None:
-        self.cell.turn_back()
-        super().turn_back()
+    def fold_inplace(self) -> None:
+        self.cell.fold_inplace()
+        super().fold_inplace()
         if not isinstance(self, keras.layers.SimpleRNN):
             self.use_cudnn = "auto"
             leave_out_of_xla(self)  # As Keras does.

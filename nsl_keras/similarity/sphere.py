@@ -103,20 +103,15 @@ class Sphere(keras.layers.Layer):
             kernel = kernel / ops.sqrt(sums + ROOT_OFFSET)
         outputs = self.convolution_op(inputs, ops.cast(kernel, inputs.dtype))
         outputs = ops.cast(outputs, precision)
-        axis = self.channel_axis
         if self.normalize in ("both", "input"):
-            wide = ops.convert_to_tensor(inputs, precision, sparse=False)
-            squares = wide * wide  # The gradient of `ops.square` takes one more pass.
-            width = kernel.shape[-2]
-            if self.groups == 1:  # Faster than a convolution of many channels.
-                squares, width = ops.sum(squares, axis=axis, keepdims=True), 1
-            ones = ops.ones((*kernel.shape[:-2], width, self.groups), precision)
+            squares = ops.square(ops.convert_to_tensor(inputs, precision, sparse=False))
+            ones = ops.ones(kernel.shape, precision)
+            if self.groups == 1:  # All filters read the same channels, summed once.
+                squares = ops.sum(squares, axis=self.channel_axis, keepdims=True)
+                ones = ones[..., :1, :1]
             # Not a quotient, whose gradient takes more passes.
-            inverse = ops.rsqrt(self.convolution_op(squares, ones) + ROOT_OFFSET)
-            if self.groups > 1:
-                inverse = ops.repeat(inverse, self.filters // self.groups, axis)
-            outputs = outputs * inverse
-        per_filter = (-1, *[1] * self.rank) if axis == 1 else (-1,)
+            outputs = outputs * ops.rsqrt(self.convolution_op(squares, ones) + ROOT_OFFSET)
+        per_filter = (-1, *[1] * self.rank) if self.channel_axis == 1 else (-1,)
         if self.response != "cosine":
             curvature = self.curvature
             if curvature is not None:

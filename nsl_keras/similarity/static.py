@@ -19,7 +19,7 @@ from nsl_keras.similarity.form import BilinearForm
 _LARGEST = 1024
 
 
-class _Function(keras.regularizers.Regularizer, keras.constraints.Constraint):
+class _KerasFunction(keras.regularizers.Regularizer, keras.constraints.Constraint):
     """A function in one of these roles: Keras before 3.15 takes no functions."""
 
     def __init__(self, function: Any) -> None:
@@ -70,7 +70,7 @@ class StaticForm(BilinearForm):
             divides = sizes[axis] % shared_by == 0
             validation.require(divides, "shared_by", demand, shared_by)
             counts[axis] = sizes[axis] // shared_by
-        # `equivalent` views the kernel as `_blocks`: (taps, blocks of channels, channels,
+        # `fold_kernel` views the kernel as `_blocks`: (taps, blocks of channels, channels,
         # blocks of filters, filters), or on vectors with the taps third. Each pair of
         # blocks has its own `M`. `_order` moves both axes of blocks to the front, followed
         # by what `M` multiplies; `_by_matrix` is then (matrices, size, others, filters).
@@ -96,12 +96,12 @@ class StaticForm(BilinearForm):
         start = np.broadcast_to(start, (*leading, *start.shape))
         constraint = similarity.constraint
         if leading and constraint is not None:
-            constraint = _Function(functools.partial(ops.vectorized_map, constraint))
+            constraint = _KerasFunction(functools.partial(ops.vectorized_map, constraint))
         self.similarity_parameters = self.add_weight(
             name="similarity",
             shape=start.shape,
             initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype),
-            regularizer=similarity.regularizer and _Function(self._penalty),
+            regularizer=similarity.regularizer and _KerasFunction(self._penalty),
             constraint=constraint,
             autocast=False,
         )
@@ -110,7 +110,7 @@ class StaticForm(BilinearForm):
     def _penalty(self, _: Tensor) -> Tensor:
         return self.similarity.regularizer(self.similarity_matrix)
 
-    def equivalent(self, kernel: Tensor) -> Tensor:
+    def fold_kernel(self, kernel: Tensor) -> Tensor:
         """Returns the equivalent kernel `M^T D W`, in the shape of the kernel `W`."""
         moved = ops.transpose(kernel, self._features_first)
         blocks = ops.reshape(moved, self._blocks)

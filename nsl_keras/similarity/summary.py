@@ -67,7 +67,7 @@ def summary(model: keras.Model) -> ModelSummary:
     """Returns the similarities in a model and their parameters as a `ModelSummary`.
 
     Args:
-        model: A built model, or a `MetaNeighborhoodModel` with a built backbone.
+        model: A built model.
 
     Raises:
         ValueError: If the model is not built.

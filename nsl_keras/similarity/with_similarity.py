@@ -28,7 +28,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
     """
 
     #: The form of a predicted `M(x)`; `None` if the layer is always static.
-    dynamic_form: type[DynamicForm] | None = DynamicForm
+    dynamic_form: Any = DynamicForm
     # Read-only: the form holds them.
     similarity = property(attrgetter("bilinear_form.similarity"))
     predictor = property(attrgetter("bilinear_form.predictor"))
@@ -54,8 +54,7 @@ class WithSimilarity(nesting.KeepsFrozen, Foldable):
         fits = self.dynamic_form is not None and getattr(self, "groups", 1) == 1
         demand = "None in EinsumDense and transposed layers, and with `groups` above 1"
         validation.require(fits, "predictor", demand, predictor)
-        make: Any = self.dynamic_form
-        return make(similarity, predictor, **options)
+        return self.dynamic_form(similarity, predictor, **options)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)

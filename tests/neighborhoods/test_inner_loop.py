@@ -65,7 +65,7 @@ def test_chunks_change_nothing(kinds, options):
     found = []
     for chunk_size in (3, None):
         layer = heads.build(*kinds, **options)
-        layer._finetuning.chunk_size = chunk_size
+        layer._inner_loop.chunk_size = chunk_size
         found.append(computed(layer, training=True))
     heads.assert_close(*found, 1e-12, 1e-5)
 

@@ -14,12 +14,12 @@ from nsl_keras.copying import copied, paired_variables
 from nsl_keras.few_shot.calibration import SEEN, fitted_temperature, held_out_parts
 from nsl_keras.few_shot.class_logits import ClassLogits
 from nsl_keras.few_shot.episodes import as_classes
-from nsl_keras.few_shot.functional import FunctionalModel, batch_norms, statistics_of
+from nsl_keras.few_shot.stateless import StatelessModel, batch_norms, statistics_of
 from nsl_keras.training.data import gather, with_text
 
 
 class Adapting:
-    """Gives a learner `adapt`; a subclass writes `_adapted`."""
+    """Gives a learner `adapt`; a subclass writes `_adapt`."""
 
     #: The name of the argument and attribute that is the learner's network.
     network_argument = "model"
@@ -105,32 +105,32 @@ class Adapting:
             "knows no statistics of other queries"
         )
         validation.require(policy != "transductive", "batch_normalization", demand, policy)
-        head = None
+        classes = None
         if self.classifies:
-            labels, names = _numbered(labels, class_names, len(examples))
+            labels, names = _count_classes(labels, class_names, len(examples))
             # Given names are counted from 0.
             are_numbers = class_names is None and isinstance(names[0], int)
-            head = ClassLogits([*map(str, names)], labels=names if are_numbers else None)
+            classes = ClassLogits([*map(str, names)], labels=names if are_numbers else None)
         self.ensure_built(examples.shape[1:], labels.shape[1:])
-        if head and self.ways_are_fixed:
+        if classes and self.ways_are_fixed:
             demand = f"labels of {self.ways} classes, the `ways` of the learner"
             validation.require(len(names) == self.ways, "y", demand, names)
         examples = with_text(examples)
-        model, learner, known = self._adapted(examples, labels, head)
-        if head:
-            head.calibrate(_temperature(learner, known, labels))
+        model, learner, known = self._adapt(examples, labels, classes)
+        if classes:
+            classes.calibrate(_temperature(learner, known, labels))
         model(examples[:1])  # Or Keras exports no model to ONNX.
         return model
 
     def ensure_built(self, shape: Any, label_shape: Any = ()) -> None:
         """Builds the learner, unless it is built, for shapes of examples and labels."""
 
-    def _adapted(
-        self, images: Any, labels: np.ndarray, head: ClassLogits | None
+    def _adapt(
+        self, images: Any, labels: np.ndarray, classes: ClassLogits | None
     ) -> tuple[keras.Model, Any, Any]:
         """Returns the model of a support set, a learner of equal logits, and its examples.
 
-        The model ends in `head`, or without it predicts the targets of a regression.
+        The model ends in `classes`, or without it predicts the targets of a regression.
         """
         raise NotImplementedError
 
@@ -144,9 +144,9 @@ def adapted_copy(
     `values` maps ids of variables to new values.
     """
     new = {id(each): each for each in model.variables} | (values or {})
-    functional = FunctionalModel(model, model.variables, policy)
-    if norms := functional.norms():
-        _, found = functional.outputs([*new.values()], examples)
+    stateless = StatelessModel(model, model.variables, policy)
+    if norms := stateless.norms():
+        _, found = stateless.outputs([*new.values()], examples)
         new |= zip(map(id, statistics_of(norms)), found, strict=True)
     copy = copied(model)
     for variable, own in paired_variables(model, copy):
@@ -177,7 +177,7 @@ def _temperature(learner: Any, examples: Any, labels: np.ndarray) -> float:
     return fitted_temperature(np.concatenate(found), held_out)
 
 
-def _numbered(
+def _count_classes(
     labels: Any, class_names: Sequence[str] | None, examples: int
 ) -> tuple[np.ndarray, list[Any]]:
     """Returns labels from 0 on, and the names or numbers of the classes."""

@@ -69,7 +69,7 @@ def batch_norms(model: Any) -> list[Any]:
     return [each for each in layers if isinstance(each, keras.layers.BatchNormalization)]
 
 
-class FunctionalModel:
+class StatelessModel:
     """The outputs of a built model, with other values in some of its variables.
 
     All layers run in inference mode, but the policy, `batch_normalization` of `MAML`, may
@@ -190,8 +190,8 @@ def check_second_order(
     """
     validation.built(model, "check_second_order")
     validation.positive_number(step, "step")
-    functional = FunctionalModel(model, model.trainable_variables, "moving")
-    start = [*map(ops.convert_to_numpy, functional.values())]
+    stateless = StatelessModel(model, model.trainable_variables, "moving")
+    start = [*map(ops.convert_to_numpy, stateless.values())]
     draw = np.random.default_rng(seed).normal
     drawn = [draw(size=each.shape) for each in start]
     own, other = (np.sqrt(sum(np.sum(v**2) for v in each)) for each in (start, drawn))
@@ -201,7 +201,7 @@ def check_second_order(
     def loss(time: list[Tensor]) -> tuple[Tensor, None]:
         pairs = zip(start, along, strict=True)
         moved = [each + ops.cast(time[0], each.dtype) * way for each, way in pairs]
-        return ops.mean(ops.square(functional.outputs(moved, x)[0])), None
+        return ops.mean(ops.square(stateless.outputs(moved, x)[0])), None
 
     def slope(time: list[Tensor]) -> tuple[Tensor, None]:
         return gradients_of(loss, time)[0][0], None

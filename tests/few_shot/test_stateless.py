@@ -8,7 +8,7 @@ from keras import layers, ops
 
 import nsl_keras
 from nsl_keras import few_shot
-from nsl_keras.few_shot.functional import FunctionalModel, select_variables
+from nsl_keras.few_shot.stateless import StatelessModel, select_variables
 from nsl_keras.layers import BatchNormalization, NeuralSimilarityConv2D
 
 
@@ -112,13 +112,13 @@ def test_what_is_frozen_does_not_adapt_unless_all_is():
 def test_trainable_norms_of_keras_are_refused():
     model = network(norm=layers.BatchNormalization)
     with refused(r"batch norms \['norm'\].*convert_batch_norms\(model\)`.*='support'"):
-        FunctionalModel(model)
+        StatelessModel(model)
     model.get_layer("norm").trainable = False
-    thawed = FunctionalModel(model)
+    thawed = StatelessModel(model)
     model.get_layer("norm").trainable = True
     with refused(r"batch norms \['norm'\] of Keras"):
         thawed.query_outputs([], images(), images())
-    FunctionalModel(nsl_keras.convert.convert_batch_norms(model))
+    StatelessModel(nsl_keras.convert.convert_batch_norms(model))
 
 
 def test_norms_inside_layers_normalize_by_the_batch():
@@ -139,7 +139,7 @@ def test_norms_inside_layers_normalize_by_the_batch():
     model = keras.Model(inputs, outputs)
     for variable in model.trainable_variables:
         variable.assign(variable + 0.3)
-    found, statistics = FunctionalModel(model).outputs([], images())
+    found, statistics = StatelessModel(model).outputs([], images())
     assert len(statistics) == 8
     np.testing.assert_allclose(found, model(images(), training=True), atol=1e-4)
 
