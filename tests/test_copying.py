@@ -29,8 +29,9 @@ def test_unfrozen_restores_each_flag():
     model.layers[0].trainable = False
     model.layers[-2].layers[1].kernel.trainable = False
     model.layers[-2].layers[1].bias.trainable = False
+    vars(model)["cycle"] = cycle = []
+    cycle.append(cycle)
     before = [layer.trainable for layer in nesting.sublayers(model)]
-    assert len(model.trainable_variables) == 5
     with nesting.unfrozen(model):
         assert len(model.trainable_variables) == 11
         state = [variable.name for variable in model.non_trainable_variables]

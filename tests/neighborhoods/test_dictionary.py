@@ -238,6 +238,7 @@ def assign(keys=X[:4], fixed_values=False, **values):
 test_errors = refusing(
     (lambda: built(0), "`num_neighbors` must be a positive integer"),
     (lambda: built(num_values=None), "`num_values` must be given"),
+    (lambda: NeighborDictionary(5, 3).values, "`values` needs a built layer"),
     (lambda: built(dropout=1.0), r"`dropout` must be a number in \[0, 1\)"),
     (lambda: built(dropout_scope="layer"), "`dropout_scope` must be one of"),
     (lambda: built(temperature=-1), "`temperature` must be a finite number above zero"),

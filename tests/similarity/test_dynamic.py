@@ -196,35 +196,19 @@ def at_each_position(predictor, context):
 
 
 DYNAMIC = {"predictor": "sphere"}
+STATIC = [Diagonal(initializer="glorot_uniform"), Diagonal(shared_by="filter"), "sparse"]
+CANNOT = r"`similarity` must be one that can be predicted.*='(Diagonal|Sparse)'"
+IN_BLOCKS = SimilarityPredictor(at_each_position, downsampling=2)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"groups": 2, **DYNAMIC}, "`predictor` must be None in .* with `groups`"),
-        (
-            {"predictor": "other"},
-            "must be one of 'sphere', 'full_sphere', 'cnn', a `Sim.*'other'",
-        ),
-        *(
-            (
-                {"similarity": similarity, **DYNAMIC},
-                r"`similarity` must be one that can be predicted.*='(Diagonal|Sparse)'",
-            )
-            for similarity in (
-                Diagonal(initializer="glorot_uniform"),
-                Diagonal(shared_by="filter"),
-                "sparse",
-            )
-        ),
-        (
-            {"predictor": keras.layers.Conv2D(81, 3)},
-            r"`predictor.output_shape` must be 9, the .*\(2, 7, 9, 81\)",
-        ),
-        (
-            {"predictor": SimilarityPredictor(at_each_position, downsampling=2)},
-            r"`predictions` must be at each .* block .* of \(7, 9\).*=\(9, 11",
-        ),
+        ({"predictor": "other"}, "must be one of 'sphere', 'full_.*, a `Sim.*'other'"),
+        *(({"similarity": each, **DYNAMIC}, CANNOT) for each in STATIC),
+        ({"predictor": keras.layers.Conv2D(81, 3)}, r"`predictor.output_s.* 9, .* 81\)"),
+        ({"predictor": IN_BLOCKS}, r"`predictions` must .* block .* of \(7, 9\).*=\(9, 11"),
         (
             {"predictor": keras.layers.Conv2D(9, (3, 11))},
             r"`predictions` must be at each position.* of \(7, 9\).*=\(7, 1\)",
@@ -240,14 +224,16 @@ def layer_on(inputs, **options):
     return NeuralSimilarityConv2D(4, 3, **options)(inputs)
 
 
+SMALL = np.ones((2, 2, 7, 3))
 test_errors_of_layers_and_inputs = refusing(
     (
         lambda: layers.NeuralSimilarityConv2DTranspose(2, 3, **DYNAMIC),
         "`predictor` must be None in .* transposed layers",
     ),
-    (lambda: layer_on(np.ones((2, 2, 7, 3))), "zero or negative"),
-    (lambda: layer_on(np.ones((2, 2, 7, 3)), predictor="sphere"), "zero or negative"),
-    (lambda: layers.SphereConv2D(4, 3)(np.ones((2, 2, 7, 3))), "zero or negative"),
+    (lambda: layer_on(SMALL), "zero or negative"),
+    (lambda: layer_on(SMALL, predictor="sphere"), "zero or negative"),
+    (lambda: layers.SphereConv2D(4, 3)(SMALL), "zero or negative"),
+    (lambda: layers.SphereConv2D(4, 3).build((None, 5, 5, None)), "known at the channel"),
     (
         lambda: layers.NeuralSimilarityDense(5, block_size=5).build((None, 12)),
         "`block_size` must be a divisor of the 12 feat.*=5",

@@ -203,6 +203,10 @@ def test_names_fit_the_logits():
             few_shot.ClassLogits(names)
     with refused("`class_names` must be 2 names"):
         few_shot.ClassLogits(NAMES)(np.zeros((1, 2)))
+    for numbers in ([7], [7, 7], np.array([7, 8, 8])):
+        with refused("`labels` must be None, or a number for each name"):
+            few_shot.ClassLogits(["elk", "owl"], labels=numbers)
+    assert few_shot.ClassLogits(["elk", "owl"], labels=np.array([7, 8])).labels == [7, 8]
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="A signature of TensorFlow")
