@@ -71,7 +71,7 @@ def set_flags(flags: Iterable[tuple[Any, bool]]) -> None:
 
 
 def unfreeze_containers(model: Layer, held: Iterable[Layer]) -> None:
-    """Unfreezes only what contains some layers, and would freeze them when loaded."""
+    """Unfreezes what contains the layers: loading a frozen container freezes its parts."""
     found = {*held}
     parts = parts_of(model)
     containers = [each for each in parts if not found.isdisjoint(sublayers(each))]

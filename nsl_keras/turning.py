@@ -62,7 +62,7 @@ class Foldable(keras.layers.Layer):
         return copy
 
     def become_plain(self) -> None:
-        """Makes the layer plain, with its values, also if an error left it half turned."""
+        """Drops what the class adds, even from a layer that an error left half turned."""
         for name in vars(self).keys() & {*self.own_attributes}:
             remove_attribute(self, name)
         self.__class__ = self.plain

@@ -161,7 +161,7 @@ def statistics_of(norms: Sequence[BatchNormalization]) -> list[Any]:
 def check_second_order(
     model: keras.Model, x: Any, step: float = 1e-3, seed: int = 0
 ) -> float:
-    """Returns the relative error of a model's second derivatives along one direction.
+    """Returns the relative error of a model's second derivative in a random direction.
 
     Some TensorFlow operations have no second derivative, which a tape leaves out without an
     error. With `L = mean(outputs^2)`, the weights `w` and a random direction `d`,

@@ -32,7 +32,7 @@ class NeuralSimilarity(WithSimilarity):
     #: The axes of the kernel that number its filters.
     filter_axes: tuple[int, ...] = (-1,)
     own_attributes = ("bilinear_form", "_kernel_trainable", "is_unsaved")
-    #: Whether a layer that does not save this one as its part contains it.
+    #: Whether no config contains this layer: a `.keras` file would lose its `M`.
     is_unsaved = False
     _kernel_trainable = True
 

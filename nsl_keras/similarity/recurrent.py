@@ -151,6 +151,7 @@ class NeuralSimilarityGRUCell(SimilarityCell, keras.layers.GRUCell):
     # Keras's `call` cannot take `M_h h` as the state: it also adds `z * state`.
     def call(self, inputs: Tensor, states: Any, training: bool = False) -> Any:
         (state,) = tree.flatten(states)
+        # Keras's masks are `None` without dropout.
         masks = self.get_dropout_mask(inputs) if training and self.dropout < 1 else None
         x = self.input_form.multiply(inputs)
         x = gate_products(x, masks, ops.convert_to_tensor(self.kernel))

@@ -74,6 +74,8 @@ class StaticForm(BilinearForm):
         # blocks of filters, filters), or on vectors with the taps third. Each pair of
         # blocks has its own `M`. `_order` moves both axes of blocks to the front, followed
         # by what `M` multiplies; `_by_matrix` is then (matrices, size, others, filters).
+        # For 3x3 taps, 2 channels, 4 filters and an `M` for each filter: (3, 3, 2, 4), in
+        # blocks (9, 1, 2, 4, 1), in order (1, 4, 9, 2, 1), by matrix (4, 9, 2, 1).
         (first, second), (channels, filters) = counts, sizes
         of_channels, of_filters = (first, channels // first), (second, filters // second)
         self._blocks: tuple[int, ...] = (self.taps, *of_channels, *of_filters)
