@@ -263,11 +263,7 @@ class MetaNeighborhoodModel(CheckedModel):
         return self.compute_metrics(x, y, predictions, sample_weight)
 
     def initialize_from(
-        self,
-        x: Any,
-        y: Any = None,
-        seed: int | None = None,
-        **options: Any,
+        self, x: Any, y: Any = None, seed: int | None = None, **options: Any
     ) -> np.ndarray:
         """Sets the dictionary's entries to examples, drawn at random without replacement.
 

@@ -63,6 +63,8 @@ class DynamicForm(BilinearForm):
         self.supports_masking = self.on_vectors
         self.geometry = geometry
         self.identity_parameters = self.similarity.start(self.taps, self.variable_dtype)
+        fits, demand = self.identity_parameters.size, "one with parameters to predict"
+        validation.require(fits, "similarity", demand, type(self.similarity).__name__)
         if self.on_vectors:
             input_shape = (None, self.features)
         context = predictors.LayerContext(
@@ -90,7 +92,9 @@ class DynamicForm(BilinearForm):
         else:  # The predictor is a custom layer.
             self.network = self.predictor
             inputs = keras.KerasTensor(input_shape, self.compute_dtype)
-            received = tuple(self.network(inputs).shape)
+            # Builds it. A symbolic call would leave a node in the layer's graph.
+            call = keras.layers.Lambda(lambda x: self.network(x), name="call")
+            received = tuple(call.compute_output_spec(inputs).shape)
         axis = -1 if len(received) == 2 else self.channel_axis
         fits = received[axis] == context.outputs
         demand = f"{context.outputs}, the number of parameters of `M`, on axis {axis}"

@@ -7,6 +7,7 @@ every order.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -48,10 +49,7 @@ class Sphere(keras.layers.Layer):
     """Mixin in front of a Keras layer: its products, divided by the norms."""
 
     kernel: Any
-
-    # Keras's convolutions and dense layers save and load the kernel and the bias alone.
-    save_own_variables = keras.layers.Layer.save_own_variables
-    load_own_variables = keras.layers.Layer.load_own_variables
+    curvature: Any = None
 
     def __init__(
         self,
@@ -75,17 +73,16 @@ class Sphere(keras.layers.Layer):
         fits, demand = self.quantization_mode is None, "a float policy in this layer"
         validation.require(fits, "dtype", demand, self.dtype_policy.name)
         validation.known_axis(input_shape, self.channel_axis, "channel axis")
-        super().build(input_shape)
-        # Norms are computed in the dtype of the variables.
-        set_autocast(next(each for each in self.variables if each.name == "kernel"), False)
-        self.curvature = None
-        if self.response == "learnable_sigmoid":
+        if self.response == "learnable_sigmoid":  # LoRA, in `build`, ends adding weights.
             self.curvature = self.add_weight(
                 name="curvature",
-                shape=self.kernel.shape[-1:],
+                shape=(self.filters,),
                 initializer=keras.initializers.Constant(INITIAL_CURVATURE),
                 autocast=False,
             )
+        super().build(input_shape)
+        # Norms are computed in the dtype of the variables.
+        set_autocast(next(each for each in self.variables if each.name == "kernel"), False)
 
     def call(self, inputs: Tensor) -> Tensor:
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
@@ -122,12 +119,19 @@ class Sphere(keras.layers.Layer):
         outputs = ops.cast(outputs, self.compute_dtype)
         return outputs if self.activation is None else self.activation(outputs)
 
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)  # Kernel, with LoRA merged into it, and bias.
+        if self.curvature is not None:
+            store["curvature"] = self.curvature
+
+    def load_own_variables(self, store: Any) -> None:
+        super().load_own_variables(store)
+        if self.curvature is not None:
+            self.curvature.assign(store["curvature"])
+
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "normalize": self.normalize,
-            "response": self.response,
-        }
+        own = {"normalize": self.normalize, "response": self.response}
+        return {**super().get_config(), **own}
 
 
 @keras.saving.register_keras_serializable("nsl_keras")
@@ -205,6 +209,7 @@ class SphereDense(Sphere, keras.layers.Dense):
 
     rank, groups = 0, 1  # There is nothing to slide over.
     data_format = "channels_last"
+    filters = property(attrgetter("units"))
 
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         return ops.matmul(inputs, kernel)

@@ -82,11 +82,7 @@ def draw_image(
 
 
 def draw_matrix(
-    axis: Any,
-    changes: np.ndarray,
-    scale: float,
-    numbers: np.ndarray | None,
-    aspect: str,
+    axis: Any, changes: np.ndarray, scale: float, numbers: np.ndarray | None, aspect: str
 ) -> Any:
     """Draws a matrix of changes in colors from red (`-scale`) through white to blue.
 

@@ -198,6 +198,7 @@ def at_each_position(predictor, context):
 DYNAMIC = {"predictor": "sphere"}
 STATIC = [Diagonal(initializer="glorot_uniform"), Diagonal(shared_by="filter"), "sparse"]
 CANNOT = r"`similarity` must be one that can be predicted.*='(Diagonal|Sparse)'"
+ONE_TAP = {"similarity": "orthogonal", "kernel_size": 1, **DYNAMIC}
 IN_BLOCKS = SimilarityPredictor(at_each_position, downsampling=2)
 
 
@@ -205,6 +206,7 @@ IN_BLOCKS = SimilarityPredictor(at_each_position, downsampling=2)
     ("options", "message"),
     [
         ({"groups": 2, **DYNAMIC}, "`predictor` must be None in .* with `groups`"),
+        (ONE_TAP, "`similarity` must be one with parameters to predict.*='Orthogonal'"),
         ({"predictor": "other"}, "must be one of 'sphere', 'full_.*, a `Sim.*'other'"),
         *(({"similarity": each, **DYNAMIC}, CANNOT) for each in STATIC),
         ({"predictor": keras.layers.Conv2D(81, 3)}, r"`predictor.output_s.* 9, .* 81\)"),
@@ -221,7 +223,7 @@ def test_errors(options, message):
 
 
 def layer_on(inputs, **options):
-    return NeuralSimilarityConv2D(4, 3, **options)(inputs)
+    return NeuralSimilarityConv2D(4, **{"kernel_size": 3, **options})(inputs)
 
 
 SMALL = np.ones((2, 2, 7, 3))

@@ -31,6 +31,7 @@ from nsl_keras.predictors import SharedSimilarityPredictor, SimilarityPredictor
 from nsl_keras.similarity.predictors import FloatDense
 
 PUBLISHED = SimilarityPredictor(start="published")
+DNS, UNS = "diagonal", "unconstrained"
 # kind, similarity: outputs, which layers normalize by norms or by batch.
 ARCHITECTURES = [
     ("sphere", "diagonal", 9, "input", True, None, True),
@@ -101,13 +102,9 @@ def test_architecture(architecture):
 
 
 def test_geometry_is_that_of_the_layer():
+    options = {"strides": (2, 1), "data_format": "channels_first", "predictor": "cnn"}
     layer = NeuralSimilarityConv2D(
-        *(6, (2, 3)),
-        strides=(2, 1),
-        padding="same",
-        data_format="channels_first",
-        predictor="cnn",
-        dtype="mixed_bfloat16",
+        6, (2, 3), padding="same", dtype="mixed_bfloat16", **options
     )
     network = built(layer, (None, 5, 7, 6)).bilinear_form.network
     hidden, output = network.get_layer("hidden"), network.get_layer("output")
@@ -125,12 +122,7 @@ def test_geometry_is_that_of_the_layer():
 
 @pytest.mark.parametrize(
     ("filters", "similarity", "width"),
-    [
-        (4, "diagonal", 8),
-        (40, "unconstrained", 20),
-        (200, "diagonal", 64),
-        (300, "unconstrained", 128),
-    ],
+    [(4, DNS, 8), (40, UNS, 20), (200, DNS, 64), (300, UNS, 128)],
 )
 def test_width_follows_the_layer(filters, similarity, width):
     options = {"similarity": similarity, "predictor": "sphere"}
@@ -162,10 +154,8 @@ def test_depthwise_layers_have_a_bottleneck():
 
 
 def test_kernels_are_regularized_as_the_layers():
-    for predictor, expected in (
-        ("sphere", [True, True]),
-        (SharedSimilarityPredictor(), [True, False, False]),
-    ):
+    shared = SharedSimilarityPredictor()
+    for predictor, expected in ("sphere", [True] * 2), (shared, [True, False, False]):
         weights = network_of(predictor, kernel_regularizer="l2").weights
         found = [bool(each.regularizer) for each in weights if each.name == "kernel"]
         assert found == expected
@@ -224,7 +214,7 @@ def difference_from_plain(layer, inputs, training):
 
 
 @pytest.mark.parametrize(
-    ("kind", "similarity", "batch_normalization", "residual"),
+    ("kind", "similarity", "norms", "residual"),
     [
         ("sphere", "diagonal", None, True),
         ("sphere", "unconstrained", False, False),
@@ -233,11 +223,9 @@ def difference_from_plain(layer, inputs, training):
     ],
 )
 def test_a_dynamic_layer_starts_as_its_plain_twin_and_is_alive(
-    kind, similarity, batch_normalization, residual
+    kind, similarity, norms, residual
 ):
-    recipe = SimilarityPredictor(
-        kind, batch_normalization=batch_normalization, residual=residual
-    )
+    recipe = SimilarityPredictor(kind, batch_normalization=norms, residual=residual)
     inputs = images_after_relu(5, 5, 6)
     options = {"similarity": similarity, "predictor": recipe}
     for layer in (
@@ -375,6 +363,13 @@ def test_a_shared_predictor_comes_apart_in_no_clone():
     assert [each.shape for each in clone.weights] == [each.shape for each in alone.weights]
 
 
+def test_a_model_may_return_predictions_too(tmp_path):
+    predictor, inputs = keras.layers.Conv2D(9, 3), keras.Input((9, 8, 3))
+    outputs = NeuralSimilarityConv2D(4, 3, predictor=predictor)(inputs)
+    loaded = reloaded(keras.Model(inputs, [outputs, predictor(inputs)]), tmp_path)
+    assert len(loaded(images_after_relu(9, 8, 3))) == 2
+
+
 def test_a_frozen_predictor_stays_frozen():
     shared = SharedSimilarityPredictor(trainable=False)
     layer = NeuralSimilarityConv2D(4, 3, predictor=shared)
@@ -388,9 +383,8 @@ def test_a_frozen_predictor_stays_frozen():
 
 def test_a_shared_predictor_of_unequal_layers_loads(tmp_path):
     """A file builds layers by their depth in the graph: here the other one first."""
-    shared = SharedSimilarityPredictor(
-        SimilarityPredictor("cnn", width=7, pooled=True), adapted_filters=3
-    )
+    recipe = SimilarityPredictor("cnn", width=7, pooled=True)
+    shared = SharedSimilarityPredictor(recipe, adapted_filters=3)
     first, second = keras.Input((9, 8, 2)), keras.Input((9, 8, 2))
     wide = NeuralSimilarityConv2D(40, 3, predictor=shared, kernel_regularizer="l2")(first)
     narrow = NeuralSimilarityConv2D(16, 3, predictor=shared)(second)

@@ -5,37 +5,41 @@ import functools
 import keras
 import numpy as np
 import pytest
-from helpers import normal, reloaded
+from helpers import normal, reloaded, stacked
 
 from nsl_keras import layers
 
+RESPONSE = {"response": "learnable_sigmoid"}
 KINDS = {
     "conv": functools.partial(layers.NeuralSimilarityConv2D, 4, 3),
     "dense": functools.partial(layers.NeuralSimilarityDense, 4),
-    "sphere": functools.partial(layers.SphereConv2D, 4, 3),
-    "sphere_dense": functools.partial(layers.SphereDense, 4),
+    "sphere": functools.partial(layers.SphereConv2D, 4, 3, **RESPONSE),
+    "sphere_dense": functools.partial(layers.SphereDense, 4, use_bias=True, **RESPONSE),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lora_and_quantization(kind):
+def test_lora_and_quantization(kind, tmp_path):
     def built(**options):
         layer = KINDS[kind](**options)
         layer.build((None, 5, 5, 3))
         return layer
 
     layer, other = built(), built(lora_rank=2)
-    own = {each.name: each for each in other.weights}
-    own["kernel"].assign(layer.kernel)
+    next(each for each in other.weights if each.name == "kernel").assign(layer.kernel)
     images = normal(2, 5, 5, 3)
     np.testing.assert_allclose(other(images), layer(images), atol=1e-6)
     other.lora_kernel_b.assign(np.ones(other.lora_kernel_b.shape))
     layer.kernel.assign(other.kernel)
     np.testing.assert_allclose(other(images), layer(images), atol=1e-6)
+    model, merged = (stacked((5, 5, 3), each) for each in (other, built()))
+    model.save_weights(tmp_path / "1.weights.h5")
+    merged.load_weights(tmp_path / "1.weights.h5")
+    for loaded in (merged, reloaded(model, tmp_path)):
+        np.testing.assert_allclose(loaded(images), layer(images), atol=1e-6)
     with pytest.raises(NotImplementedError, match="`quantize`"):
         built().quantize("int8")
-    modes = ["float8"] if kind == "dense" else ["float8", "int8"]
-    for mode in modes:
+    for mode in ["float8"] if kind == "dense" else ["float8", "int8"]:
         with pytest.raises(ValueError, match=rf"`dtype` must be .*{mode}"):
             built(dtype=f"{mode}_from_float32")
 
