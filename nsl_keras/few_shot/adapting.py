@@ -107,7 +107,7 @@ class Adapting:
         validation.require(policy != "transductive", "batch_normalization", demand, policy)
         classes = None
         if self.classifies:
-            labels, names = _count_classes(labels, class_names, len(examples))
+            labels, names = _number_labels(labels, class_names, len(examples))
             # Given names are counted from 0.
             are_numbers = class_names is None and isinstance(names[0], int)
             classes = ClassLogits([*map(str, names)], labels=names if are_numbers else None)
@@ -177,7 +177,7 @@ def _temperature(learner: Any, examples: Any, labels: np.ndarray) -> float:
     return fitted_temperature(np.concatenate(found), held_out)
 
 
-def _count_classes(
+def _number_labels(
     labels: Any, class_names: Sequence[str] | None, examples: int
 ) -> tuple[np.ndarray, list[Any]]:
     """Returns labels from 0 on, and the names or numbers of the classes."""

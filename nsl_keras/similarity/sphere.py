@@ -73,7 +73,8 @@ class Sphere(keras.layers.Layer):
         fits, demand = self.quantization_mode is None, "a float policy in this layer"
         validation.require(fits, "dtype", demand, self.dtype_policy.name)
         validation.known_axis(input_shape, self.channel_axis, "channel axis")
-        if self.response == "learnable_sigmoid":  # LoRA, in `build`, ends adding weights.
+        # Before `build`, which locks the layer if it enables LoRA.
+        if self.response == "learnable_sigmoid":
             self.curvature = self.add_weight(
                 name="curvature",
                 shape=(self.filters,),
@@ -102,12 +103,13 @@ class Sphere(keras.layers.Layer):
         outputs = ops.cast(outputs, precision)
         if self.normalize in ("both", "input"):
             squares = ops.square(ops.convert_to_tensor(inputs, precision, sparse=False))
-            ones = ops.ones(kernel.shape, precision)
+            shape = tuple(kernel.shape)
             if self.groups == 1:  # All filters read the same channels, summed once.
                 squares = ops.sum(squares, axis=self.channel_axis, keepdims=True)
-                ones = ones[..., :1, :1]
+                shape = (*shape[:-2], 1, 1)
+            sums = self.convolution_op(squares, ops.ones(shape, precision))
             # Not a quotient, whose gradient takes more passes.
-            outputs = outputs * ops.rsqrt(self.convolution_op(squares, ones) + ROOT_OFFSET)
+            outputs = outputs * ops.rsqrt(sums + ROOT_OFFSET)
         per_filter = (-1, *[1] * self.rank) if self.channel_axis == 1 else (-1,)
         if self.response != "cosine":
             curvature = self.curvature
