@@ -23,7 +23,7 @@ def copied(model: Any) -> Any:
     Functions and classes need not be registered. The copy keeps every `trainable` flag, and
     similarities inside layers whose configs do not contain them, which the file would lose.
     """
-    validation.built(model, "copy")
+    validation.require_built(model, "copy")
     inside = [part for part in parts_of(model) if getattr(part, "is_unsaved", False)]
     hidden = [each for part in inside for each in parts_of(part.bilinear_form)]
     parts = [part for part in parts_of(model) if part not in hidden]

@@ -112,10 +112,11 @@ def save_model(
     validation.require(fits, "filepath", demand, str(filepath))
     demand = "a Keras model; of a `few_shot.Finetuner`, pass what its `adapt` returns"
     validation.require(isinstance(model, keras.layers.Layer), "model", demand, model)
-    validation.built(model, "export.save_model")
+    validation.require_built(model, "export.save_model")
     dense = examples is None or data.is_in_memory(examples)
     demand = "a batch of dense arrays, in the structure of the inputs"
     validation.require(dense, "examples", demand, type(examples))
+    examples = None if examples is None else data.gather(examples)[0]
     inputs = _inputs_of(model, preprocessing, examples)
     served, further = model, dict(signatures or {})
     with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):

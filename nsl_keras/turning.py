@@ -56,7 +56,7 @@ class Foldable(keras.layers.Layer):
         if not self.has_plain_twin:
             kind, plain = type(self).__name__, self.plain.__name__
             raise ValueError(f"`fold` needs a layer that computes as {plain}, not a {kind}")
-        validation.built(self, "fold")
+        validation.require_built(self, "fold")
         copy: Any = copied(self)
         copy.fold_inplace()
         return copy

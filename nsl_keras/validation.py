@@ -105,18 +105,18 @@ def fits(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
     )
 
 
-def finite(array: Any, name: str) -> None:
+def require_finite(array: Any, name: str) -> None:
     """Raises if a floating-point array contains NaN or an infinity."""
     values = _as_numpy(array)
     if values.dtype.kind == "f":
         _require_all(np.isfinite(values), name, "be finite", values)
 
 
-def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
+def require_class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
     """Raises unless `labels` are classes: integers in range, or rows of probabilities."""
     values = _finite_numbers(labels, name)
     if values.ndim == 2 and values.shape[1] == num_classes and num_classes > 1:
-        return probabilities(values, name)
+        return require_probabilities(values, name)
     is_vector = values.ndim and values.shape[1:] in ((), (1,))
     demand = f"(n,), (n, 1) or (n, {num_classes})"
     require(is_vector, f"{name}.shape", demand, values.shape)
@@ -125,13 +125,13 @@ def class_labels(labels: Any, num_classes: int, name: str = "y") -> None:
     _require_all(sound, name, f"hold classes 0 to {num_classes - 1}", values)
 
 
-def one_per_example(labels: Any, examples: int, name: str = "labels") -> None:
+def require_one_per_example(labels: Any, examples: int, name: str = "labels") -> None:
     """Raises unless there are as many labels, or targets, as examples."""
     demand = f"{examples}, one label per example"
     require(len(labels) == examples, f"len({name})", demand, len(labels))
 
 
-def probabilities(array: Any, name: str) -> None:
+def require_probabilities(array: Any, name: str) -> None:
     """Raises unless each row of a matrix is a probability distribution."""
     values = _finite_numbers(array, name)
     sums = values.sum(axis=1, dtype="float64")
@@ -143,7 +143,7 @@ def probabilities(array: Any, name: str) -> None:
     _require_all(sound, name, demand, values)
 
 
-def targets(array: Any, num_outputs: int) -> None:
+def require_targets(array: Any, num_outputs: int) -> None:
     """Raises unless an array contains finite targets of a regression."""
     shape = _finite_numbers(array, "y").shape
     is_valid = shape[1:] == (num_outputs,) or (len(shape) == num_outputs == 1)
@@ -151,7 +151,7 @@ def targets(array: Any, num_outputs: int) -> None:
     require(is_valid, "y.shape", f"the shape of the head's outputs, {allowed}", shape)
 
 
-def built(layer: Any, what: str) -> None:
+def require_built(layer: Any, what: str) -> None:
     """Raises unless a layer is built."""
     if not layer.built:
         raise ValueError(
@@ -164,7 +164,7 @@ def _finite_numbers(array: Any, name: str) -> np.ndarray:
     values = _as_numpy(array)
     demand = "numbers; np.unique(names, return_inverse=True)[1] encodes class names"
     require(values.dtype.kind in "biuf", name, demand, values)
-    finite(values, name)
+    require_finite(values, name)
     return values
 
 

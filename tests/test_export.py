@@ -140,7 +140,7 @@ def test_preprocessing_and_a_signature_in_place_of_the_predictions(tmp_path):
         names = tf.gather(["cat", "dog", "elk"], tf.argmax(probabilities, axis=-1))
         return {"label": names, "numbers": probabilities}
 
-    options = {"preprocessing": raw, "examples": np.ones((1, 2, 2))}
+    options = {"preprocessing": raw, "examples": np.ones((1, 2, 2)).tolist()}
     loaded = exported(model, tmp_path, signatures={"serve": named}, **options)
     x = np.random.default_rng(0).integers(256, size=(5, 2, 2)).astype("uint8")
     expected, found = named(raw(x)), loaded.serve(x)

@@ -79,22 +79,21 @@ HALF_PRECISION = keras.ops.convert_to_numpy(keras.ops.eye(3, dtype="bfloat16"))
 
 
 def test_sound_data_pass():
-    validation.finite(np.zeros((0, 3), "float32"), "x")
-    validation.finite(np.array(["text"]), "x")
+    validation.require_finite(np.zeros((0, 3), "float32"), "x")
+    validation.require_finite(np.array(["text"]), "x")
     for labels in (
-        [0, 1, 2, 2],
-        np.array([[0], [2]]),
+        *([0, 1, 2, 2], np.array([[0], [2]])),
         np.array([], "int64"),
         np.eye(3, dtype="int32"),
         np.array([[0.9, 0.1, 0.0005]]),
         HALF_PRECISION,
     ):
-        validation.class_labels(labels, 3)
-    validation.class_labels(np.zeros((4, 1)), 1)
-    validation.probabilities([[0.2, 0.8], [0.5, 0.5]], "values")
-    validation.targets(np.zeros((4, 2)), 2)
+        validation.require_class_labels(labels, 3)
+    validation.require_class_labels(np.zeros((4, 1)), 1)
+    validation.require_probabilities([[0.2, 0.8], [0.5, 0.5]], "values")
+    validation.require_targets(np.zeros((4, 2)), 2)
     for targets in (np.zeros((4, 1)), np.zeros(4)):
-        validation.targets(targets, 1)
+        validation.require_targets(targets, 1)
 
 
 NOT_FINITE = np.array([[0.0, np.nan], [1.0, np.inf]])
@@ -109,25 +108,26 @@ ROWS = (
     "others, the first at index (1,): [1, 0, 1]"
 )
 SHAPES = "`y.shape` must be (n,), (n, 1) or (n, 3). Received: y.shape=(4, 2)"
-DISTRIBUTIONS = "sum to 1. Received: 1 others, the first at index (1,): [0.5, 0.6]"
+finite, labels = validation.require_finite, validation.require_class_labels
+SUMS = "sum to 1. Received: 1 others, the first at index (1,): [0.5, 0.6]"
 
 
 @pytest.mark.parametrize(
     ("check", "data", "argument", "message"),
     [
-        (validation.finite, NOT_FINITE, "images", INFINITE),
-        (validation.finite, keras.ops.convert_to_numpy(BFLOAT16), "images", INFINITE),
-        (validation.class_labels, [0, 3, 1, 4], 3, CLASSES),
-        (validation.class_labels, [0.0, -1.0], 3, "1 others, the first at index (1,)"),
-        (validation.class_labels, [0.0, 1.5], 3, "1 others, the first at index (1,)"),
-        (validation.class_labels, [[1, 0, 0], [1, 0, 1], [0, 0, 0]], 3, ROWS),
-        (validation.class_labels, [[1.5, -0.5, 0.0]], 3, "index (0,): [1.5, -0.5"),
-        (validation.class_labels, np.zeros((4, 2)), 3, SHAPES),
-        (validation.class_labels, 1, 3, "Received: y.shape=()"),
-        (validation.class_labels, ["cat", "dog"], 3, "`y` must be numbers; np.unique(na"),
-        (validation.probabilities, [[0.5, 0.5], [0.5, 0.6]], "values", DISTRIBUTIONS),
-        (validation.targets, np.zeros(4), 2, "outputs, (n, 2). Received: y.shape=(4,)"),
-        (validation.targets, np.zeros((4, 2)), 1, "(n, 1) or (n,). Received: y.shape=(4,"),
+        (finite, NOT_FINITE, "images", INFINITE),
+        (finite, keras.ops.convert_to_numpy(BFLOAT16), "images", INFINITE),
+        (labels, [0, 3, 1, 4], 3, CLASSES),
+        (labels, [0.0, -1.0], 3, "1 others, the first at index (1,)"),
+        (labels, [0.0, 1.5], 3, "1 others, the first at index (1,)"),
+        (labels, [[1, 0, 0], [1, 0, 1], [0, 0, 0]], 3, ROWS),
+        (labels, [[1.5, -0.5, 0.0]], 3, "index (0,): [1.5, -0.5"),
+        (labels, np.zeros((4, 2)), 3, SHAPES),
+        (labels, 1, 3, "Received: y.shape=()"),
+        (labels, ["cat", "dog"], 3, "`y` must be numbers; np.unique(na"),
+        (validation.require_probabilities, [[0.5, 0.5], [0.5, 0.6]], "values", SUMS),
+        (validation.require_targets, np.zeros(4), 2, "outputs, (n, 2). Received: y.sha"),
+        (validation.require_targets, np.zeros((4, 2)), 1, "(n, 1) or (n,). Received: y"),
     ],
     ids=range(13),
 )

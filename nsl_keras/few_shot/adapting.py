@@ -98,7 +98,7 @@ class Adapting:
             validation.require(fits, "x", demand, examples if is_text else shape)
         demand = "given, unless `x` is a data set that yields labels"
         validation.require(labels is not None, "y", demand, labels)
-        validation.finite(examples, "x")
+        validation.require_finite(examples, "x")
         policy = self.effective_batch_normalization
         demand = (
             '"support" or "moving" for `adapt`, whose model takes single examples and '
@@ -182,7 +182,7 @@ def _number_labels(
 ) -> tuple[np.ndarray, list[Any]]:
     """Returns labels from 0 on, and the names or numbers of the classes."""
     labels = as_classes(labels, "y")
-    validation.one_per_example(labels, examples, "y")
+    validation.require_one_per_example(labels, examples, "y")
     found = np.unique(labels).tolist()
     names = found if class_names is None else [*class_names]
     by_name = class_names is None or labels.dtype.kind == "U"

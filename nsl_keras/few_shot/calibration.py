@@ -34,7 +34,7 @@ def fitted_temperature(
     The target of the true class is `1 - smoothing`, so that a few right answers do not give
     certainty; `None` is Platt's (1999) for held-out examples. The search has steps of 2 %.
     """
-    validation.finite(logits, "logits")
+    validation.require_finite(logits, "logits")
     smoothing = 1 / (len(labels) + 2) if smoothing is None else smoothing
     logits = logits.astype("float64")
     spread = np.mean(np.std(logits, axis=1))

@@ -157,7 +157,7 @@ class NamesClasses(keras.Model):
         demand = f"names in {names}, or numbers in {[*numbers]}"
         validation.require(matches.any(axis=1).all(), "y", demand, np.unique(labels))
         logits = self.temperature * self.predict(as_inputs(x), verbose=0)
-        validation.one_per_example(labels, len(logits), "y")
+        validation.require_one_per_example(labels, len(logits), "y")
         self.classes.calibrate(fitted_temperature(logits, matches.argmax(axis=1)))
 
     def classify(self, x: Any, **options: Any) -> dict[str, np.ndarray]:

@@ -294,9 +294,9 @@ def checked_examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     validation.require(images.dtype != object, "images", demand, images.dtype)
     demand = "of shape (n, ...), for example (n, height, width, channels), with no size 0"
     validation.require(images.ndim > 0 and images.size > 0, "images", demand, images.shape)
-    validation.finite(images, "images")
+    validation.require_finite(images, "images")
     labels = as_classes(labels)
-    validation.one_per_example(labels, len(images))
+    validation.require_one_per_example(labels, len(images))
     return images, labels
 
 

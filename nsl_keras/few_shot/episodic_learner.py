@@ -85,12 +85,12 @@ class EpisodicLearner(Adapting, CheckedModel):
         shapes = [tuple(np.shape(each)) for each in arrays] or np.shape(x)
         episode_shapes(shapes, () if self.classifies else self.outputs_shape)
         images, labels, queries = x
-        validation.finite(images, "support_images")
-        validation.finite(queries, "query_images")
+        validation.require_finite(images, "support_images")
+        validation.require_finite(queries, "query_images")
         self.ensure_built(np.shape(images)[2:], np.shape(labels)[2:])
         if not self.classifies:
-            validation.finite(labels, "support_labels")
-            validation.finite(y, "y")
+            validation.require_finite(labels, "support_labels")
+            validation.require_finite(y, "y")
             shape = (*np.shape(queries)[:2], *self.outputs_shape)
             demand = f"of the shape of the outputs, {shape}"  # Keras would broadcast it.
             validation.require(y is None or np.shape(y) == shape, "y", demand, np.shape(y))
@@ -102,8 +102,8 @@ class EpisodicLearner(Adapting, CheckedModel):
             name = f"support_labels[{episode}]"
             validation.require(are_all, name, demand, found.tolist())
         if y is not None:
-            targets = ops.convert_to_numpy(y)
-            validation.class_labels(targets.reshape(-1, *targets.shape[2:]), self.ways)
+            y = ops.convert_to_numpy(y)
+            validation.require_class_labels(y.reshape(-1, *y.shape[2:]), self.ways)
 
     def ensure_built(self, shape: Any, label_shape: Any = ()) -> None:
         if not self.built:

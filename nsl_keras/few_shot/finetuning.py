@@ -135,10 +135,10 @@ class Finetuner(Adapting):
         support, labels, queries = map(np.asarray, episodes[:3])
         episode_shapes([each.shape for each in (support, labels, queries)], ())
         validation.positive_integer(len(labels), "episodes")
-        validation.class_labels(labels.reshape(-1), self.ways, "support_labels")
+        validation.require_class_labels(labels.reshape(-1), self.ways, "support_labels")
         # Not left to the logits: a ReLU or a pooling may turn a NaN into a zero.
-        validation.finite(support, "support_images")
-        validation.finite(queries, "query_images")
+        validation.require_finite(support, "support_images")
+        validation.require_finite(queries, "query_images")
         dtypes = (self._dtype, "int32", self._dtype)
         sets = map(ops.convert_to_tensor, (support, labels, queries), dtypes)
         return ops.convert_to_numpy(self._compiled(self._values(), *sets))

@@ -130,7 +130,7 @@ class MAML(EpisodicLearner):
             validation.positive_integer, test_inner_steps, "test_inner_steps"
         )
         self.model = model
-        validation.built(model, "MAML")
+        validation.require_built(model, "MAML")
         self.inner_loss = inner_loss
         self.classifies = inner_loss is None
         self._loss_of: Any = keras.losses.get(inner_loss) or _CROSS_ENTROPY
@@ -214,7 +214,7 @@ class MAML(EpisodicLearner):
         shape = (len(images), *self.outputs_shape)
         demand = f"of the shape of the outputs, {shape}"
         validation.require(np.shape(targets) == shape, "y", demand, np.shape(labels))
-        validation.finite(labels, "y")
+        validation.require_finite(labels, "y")
         inputs = getattr(self.model, "inputs", None)
         dtype = inputs[0].dtype if inputs else self.compute_dtype
         support = ops.convert_to_tensor(images, dtype)

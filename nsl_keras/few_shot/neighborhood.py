@@ -184,8 +184,8 @@ class AdaptedNeighborhoods(NamesClasses, MetaNeighborhoodModel):
             return found
         return found._replace(output_changes=self.classes(found.output_changes))
 
-    def _without_adaptation(self) -> keras.Model:
-        plain = super()._without_adaptation()
+    def _make_unadapted(self) -> keras.Model:
+        plain = super()._make_unadapted()
         return keras.Model(plain.input, self.classes(plain.output), name=plain.name)
 
     def get_config(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class StatelessModel:
         self._paths = {each.path for each in model.variables}
         self.batch_normalization = batch_normalization
         self._batch_norms = batch_norms(model)
-        self.norms()
+        self.norms()  # Raises if they cannot normalize by batches.
 
     @property
     def variables(self) -> list[Any]:
@@ -188,7 +188,7 @@ def check_second_order(
     >>> few_shot.check_second_order(smooth, keras.ops.ones((2, 3))) < 0.01
     True
     """
-    validation.built(model, "check_second_order")
+    validation.require_built(model, "check_second_order")
     validation.positive_number(step, "step")
     stateless = StatelessModel(model, model.trainable_variables, "moving")
     start = [*map(ops.convert_to_numpy, stateless.values())]

@@ -149,9 +149,9 @@ class NeighborDictionary(keras.layers.Layer):
         demand = f"numbers of shape {expected}, (entries, outputs)"
         validation.require(fits, name, demand, (values.shape, values.dtype))
         if self.task == "classification":
-            validation.probabilities(values, name)
+            validation.require_probabilities(values, name)
         else:
-            validation.finite(values, name)
+            validation.require_finite(values, name)
         return values
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -174,7 +174,7 @@ class NeighborDictionary(keras.layers.Layer):
     @property
     def values(self) -> Tensor:
         """The values, of shape `(num_neighbors, num_values)`; probabilities sum to 1."""
-        validation.built(self, "values")
+        validation.require_built(self, "values")
         return self.values_of()
 
     def values_of(self, indices: Tensor | None = None) -> Tensor:
@@ -198,7 +198,7 @@ class NeighborDictionary(keras.layers.Layer):
             ValueError: If the dictionary is not built or has fixed values, and for arrays
                 of another shape, arrays that are not finite, and invalid probabilities.
         """
-        validation.built(self, "assign")
+        validation.require_built(self, "assign")
         if values is not None:
             demand = "None if the dictionary has fixed values"
             validation.require(self.fixed_values is False, "values", demand, values)
@@ -207,7 +207,7 @@ class NeighborDictionary(keras.layers.Layer):
                 values = np.log(np.maximum(values, _LEAST_PROBABILITY)) / self.value_scale
         if keys is not None:
             keys = ops.convert_to_numpy(keys)
-            validation.finite(keys, "keys")
+            validation.require_finite(keys, "keys")
             self.keys.assign(keys)
         if values is not None:
             self.raw_values.assign(values)
@@ -215,16 +215,16 @@ class NeighborDictionary(keras.layers.Layer):
     def require_targets(self, y: Any) -> None:
         """Raises unless `y` holds labels of the classes, or a regression's targets."""
         if self.task == "classification":
-            validation.class_labels(y, self.num_values)
+            validation.require_class_labels(y, self.num_values)
         else:
-            validation.targets(y, self.num_values)
+            validation.require_targets(y, self.num_values)
 
     def draw_examples(self, y: np.ndarray, examples: int, seed: int | None) -> np.ndarray:
         """Returns the indices of examples that become entries; see `initialize_from`."""
         validation.optional(validation.non_negative_integer, seed, "seed")
-        validation.one_per_example(y, examples, "y")
+        validation.require_one_per_example(y, examples, "y")
         fits = examples >= self.num_neighbors
-        demand = f"at least {self.num_neighbors}, one for each entry, or make fewer"
+        demand = f"at least {self.num_neighbors}, one for each entry, or make fewer entries"
         validation.require(fits, "len(y)", demand, examples)
         generator = keras.random.SeedGenerator(seed)
         draws = keras.random.uniform((examples,), seed=generator)
@@ -260,7 +260,7 @@ class NeighborDictionary(keras.layers.Layer):
             queries: Tensor of shape `(batch, features)`.
             kept: Same as for `MetaNeighborhoodHead`, but `None` always means all entries.
         """
-        validation.built(self, "attention")
+        validation.require_built(self, "attention")
         return self.look_up(at_least_float32(queries), kept=kept)[1]
 
     def look_up(

@@ -234,6 +234,6 @@ def add_film(
         with turned_into(layer, ModulatedBatchNormalization) as input_shape:
             layer.film_options = kwargs
             layer.build_film(input_shape)
-    # An iFiLM is trained, also after a frozen batch norm of a frozen model.
+    # An iFiLM trains even if its batch norm, or the whole model, is frozen.
     nesting.unfreeze_containers(graph, chosen)
     return copy

@@ -183,8 +183,8 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
         self.learning_rate_form = self.learning_rate.form
         self.dictionary = dictionary
         self.task = validation.one_of(task, LOSSES, "task")
-        ways = ("auto", "dual", "tape")
-        self.inner_loop = validation.one_of(inner_loop, ways, "inner_loop")
+        kinds = ("auto", "dual", "tape")
+        self.inner_loop = validation.one_of(inner_loop, kinds, "inner_loop")
         self._inner_loop = self._make_inner_loop()
         self.constants = Constants(self._compute_constants)
         self.input_spec = keras.layers.InputSpec(ndim=2)
@@ -197,7 +197,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
     @property
     def active_inner_loop(self) -> str:
         """The inner loop of the built layer, `"dual"` or `"tape"`."""
-        validation.built(self, "active_inner_loop")
+        validation.require_built(self, "active_inner_loop")
         return "dual" if isinstance(self._inner_loop, DualForm) else "tape"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -282,7 +282,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
 
     def adapted_weights(self, features: Tensor, kept: Tensor | None = None) -> list[Tensor]:
         """Returns each example's finetuned weights `(batch, *shape)`, in order."""
-        validation.built(self, "adapted_weights")
+        validation.require_built(self, "adapted_weights")
         queries = ops.cast(features, self._precision)
         return self._inner_loop.weights(*self.dictionary.look_up(queries, kept=kept))
 
@@ -328,7 +328,7 @@ class MetaNeighborhoodHead(nesting.KeepsFrozen):
 
     def require_ranking(self, k: int, by: str, effects: bool) -> None:
         """Raises unless these are arguments of `neighbors`, and the layer is built."""
-        validation.built(self, "neighbors")
+        validation.require_built(self, "neighbors")
         validation.one_of(by, ("attention", "effect"), "by")
         validation.boolean(effects, "effects")
         entries = self.dictionary.num_neighbors

@@ -119,8 +119,8 @@ class MetaNeighborhoodModel(CheckedModel):
         self.task = self.neighborhood.task
         self.classifies = self.task == "classification"
         # Functions, since Keras would track and save the models that they return.
-        self._plain = functools.cache(self._without_adaptation)
-        self._ranking = functools.cache(self._rank)
+        self._unadapted = functools.cache(self._make_unadapted)
+        self._ranking = functools.cache(self._make_ranking)
         #: Whether the next batch must compute the constants.
         self._constants_are_due = True
 
@@ -130,8 +130,8 @@ class MetaNeighborhoodModel(CheckedModel):
 
         It is not compiled. Before this model is built, it raises a `ValueError`.
         """
-        validation.built(self, "unadapted")
-        return self._plain()
+        validation.require_built(self, "unadapted")
+        return self._unadapted()
 
     @classmethod
     def from_classifier(
@@ -186,7 +186,7 @@ class MetaNeighborhoodModel(CheckedModel):
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         # Called symbolically, because subclassed backbones may only build when called.
-        inputs = _symbols_of(input_shape)
+        inputs = _inputs_of_shapes(input_shape)
         if self.backbone is not None:
             inputs = graphs.output_spec(self.backbone, inputs)
         return tuple(self.neighborhood(inputs).shape)
@@ -194,7 +194,7 @@ class MetaNeighborhoodModel(CheckedModel):
     def _check_data(self, x: Any, y: Any = None) -> None:
         x, y = data.gather(x, y)
         for path, leaf in tree.flatten_with_path(x):
-            validation.finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
+            validation.require_finite(leaf, "x" + "".join(f"[{part!r}]" for part in path))
         if not self.built:
             shapes = data.map_arrays(lambda each: (None, *np.shape(each)[1:]), x)
             with variable_scope(self):  # The head knows the number of classes then.
@@ -386,13 +386,13 @@ class MetaNeighborhoodModel(CheckedModel):
         >>> x[nearest[model.neighbors(x[:4], k=5).indices]].shape
         (4, 5, 6)
         """
-        validation.built(self, "nearest_examples")
+        validation.require_built(self, "nearest_examples")
         features = at_least_float32(self._features_of(x, **options))
         keys, values = self.dictionary.keys, self.dictionary.values
         classes, labels = np.zeros(self.num_neighbors), np.zeros(len(features))
         if y is not None and self.classifies:
             self.dictionary.require_targets(y)
-            validation.one_per_example(y, len(features), "y")
+            validation.require_one_per_example(y, len(features), "y")
             classes, labels = ops.convert_to_numpy(ops.argmax(values, 1)), classes_of(y)
             missing = np.setdiff1d(classes, labels)
             demand = "labels of all classes that entries have"
@@ -409,16 +409,16 @@ class MetaNeighborhoodModel(CheckedModel):
     def _features_of(self, x: Any, **options: Any) -> Any:
         return data.predict(self.features, self, x, **{"batch_size": 128, **options})
 
-    def _without_adaptation(self) -> keras.Model:
+    def _make_unadapted(self) -> keras.Model:
         if graphs.is_graph(self.backbone):
             inputs, features = graphs.symbols_of(self.backbone)
         else:
             shapes = self.get_build_config()["input_shape"]
-            inputs = _symbols_of(shapes, lambda shape: keras.Input(shape[1:]))
+            inputs = _inputs_of_shapes(shapes, lambda shape: keras.Input(shape[1:]))
             features = self.features(inputs)
         return keras.Model(inputs, self.head(features), name=f"{self.name}_unadapted")
 
-    def _rank(
+    def _make_ranking(
         self, k: int, by: str, effects: bool, run_eagerly: bool
     ) -> data.BatchFunction:
         def ranking(inputs: Any) -> dict[str, Tensor]:
@@ -430,20 +430,20 @@ class MetaNeighborhoodModel(CheckedModel):
     @property
     def decay_exempt_variables(self) -> list[Any]:
         """Head, dictionary and inner learning rates, which the authors do not decay."""
-        validation.built(self, "decay_exempt_variables")
+        validation.require_built(self, "decay_exempt_variables")
         return self.neighborhood.trainable_variables
 
     @property
     def inner_learning_rates(self) -> list[Tensor]:
         """The current inner learning rates, one per adapted variable."""
-        validation.built(self, "inner_learning_rates")
+        validation.require_built(self, "inner_learning_rates")
         return self.neighborhood.learning_rate.rates()
 
     @functools.wraps(keras.Model.export)
     def export(
         self, filepath: Any, format: str = "tf_saved_model", *args: Any, **kwargs: Any
     ) -> None:
-        validation.built(self, "export")
+        validation.require_built(self, "export")
         head = self.neighborhood
         demand = (
             'other than "onnx" for a head that adapts on a nested tape or in several '
@@ -452,7 +452,7 @@ class MetaNeighborhoodModel(CheckedModel):
         fits = head.inner_steps == 1 and head.active_inner_loop == "dual"
         validation.require(fits or format != "onnx", "format", demand, format)
         # Keras refuses a model that was never called, as after loading.
-        self(_symbols_of(self.get_build_config()["input_shape"]))
+        self(_inputs_of_shapes(self.get_build_config()["input_shape"]))
         with self.neighborhood.constants.used():
             super().export(filepath, format, *args, **kwargs)
 
@@ -474,5 +474,5 @@ class MetaNeighborhoodModel(CheckedModel):
         return {**self.neighborhood.get_config(), **own, "backbone": backbone}
 
 
-def _symbols_of(shapes: Any, make: Any = keras.KerasTensor) -> Any:
+def _inputs_of_shapes(shapes: Any, make: Any = keras.KerasTensor) -> Any:
     return tree.map_shape_structure(lambda shape: shape and make(shape), shapes)

@@ -6,18 +6,16 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from typing import Any
 
 import keras
 
 from nsl_keras import graphs, nesting, similarities, validation
 from nsl_keras.backend import variable_scope
 from nsl_keras.copying import copied
-from nsl_keras.nesting import parts_of
+from nsl_keras.nesting import Layer, parts_of
 from nsl_keras.similarity import convolution, dense, einsum, predictors, transposed
 from nsl_keras.similarity.neural_similarity import NeuralSimilarity
-
-Layer: TypeAlias = keras.layers.Layer
 
 #: The layer with a similarity for each Keras layer. Only layers of exactly these types are
 #: converted, because derived classes may compute something else.
@@ -136,8 +134,8 @@ def add_similarity(
     try:
         with variable_scope(root):
             for layer, is_unsaved, size in zip(chosen, are_unsaved, sizes, strict=True):
-                options = is_unsaved, layer.trainable, similarity, predictor, size
-                WITH_SIMILARITY[type(layer)].turn(layer, *options)
+                kind, trains_kernel = WITH_SIMILARITY[type(layer)], layer.trainable
+                kind.turn(layer, is_unsaved, trains_kernel, similarity, predictor, size)
     except Exception:
         for layer in chosen:
             if isinstance(layer, NeuralSimilarity):

@@ -99,7 +99,7 @@ class DynamicForm(BilinearForm):
         fits = received[axis] == context.outputs
         demand = f"{context.outputs}, the number of parameters of `M`, on axis {axis}"
         validation.require(fits, "predictor.output_shape", demand, received)
-        self.build_shape()
+        self.build_learned_shape()
 
     def call(self, inputs: Tensor, kernel: Tensor, training: bool | None = None) -> Tensor:
         """Returns `W^T M(x) x` at every output position."""

@@ -64,7 +64,7 @@ class BilinearForm(keras.layers.Layer):
             self.kernel_size, self.channels = tuple(kernel_shape[:-2]), kernel_shape[-2]
         self.taps = self.size = math.prod(self.kernel_size)
 
-    def build_shape(self) -> None:
+    def build_learned_shape(self) -> None:
         """Makes the weight of the learned shape, if any; call it at the end of `build`."""
         if self.similarity.learn_shape:
             self.shape_parameters = self.add_weight(
@@ -82,7 +82,7 @@ class BilinearForm(keras.layers.Layer):
         """The diagonal of `D`: 1 for each tap that is kept, 0 for the others."""
         learned = self.similarity.learn_shape
         validation.require(learned, "learn_shape", "True for `learned_shape`", learned)
-        validation.built(self, "learned_shape")
+        validation.require_built(self, "learned_shape")
         threshold = self.similarity.shape_threshold
         kept = ops.convert_to_tensor(self.shape_parameters) > threshold
         return ops.cast(kept, self.variable_dtype)
@@ -90,13 +90,13 @@ class BilinearForm(keras.layers.Layer):
     @property
     def similarity_matrix(self) -> Tensor:
         """The static `M`; several matrices are stacked on the first axis."""
-        self.require("static", "similarity_matrix")
+        self.require_kind("static", "similarity_matrix")
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         return self.similarity.matrix(parameters, self.size)
 
-    def require(self, wanted: str, what: str) -> None:
+    def require_kind(self, wanted: str, what: str) -> None:
         """Raises unless `M` is static, or dynamic, as wanted, and built."""
         fits = (self.predictor is None) == (wanted == "static")
         demand = f"{'None' if wanted == 'static' else 'given'} for `{what}`"
         validation.require(fits, "predictor", demand, self.predictor)
-        validation.built(self, what)
+        validation.require_built(self, what)

@@ -142,7 +142,7 @@ class NeuralSimilarity(WithSimilarity):
 
         Raises a ValueError if the layer is dynamic or not built.
         """
-        self.bilinear_form.require("static", "equivalent_kernel")
+        self.bilinear_form.require_kind("static", "equivalent_kernel")
         return self.bilinear_form.fold_kernel(ops.convert_to_tensor(self.kernel))
 
     @property
@@ -168,7 +168,7 @@ class NeuralSimilarity(WithSimilarity):
         The shape is `(batch, *positions, T, T)`, without `D`; every size of `positions` is
         1 with a pooled predictor. Raises a ValueError if the layer is static or not built.
         """
-        self.bilinear_form.require("dynamic", "predicted_matrices")
+        self.bilinear_form.require_kind("dynamic", "predicted_matrices")
         return self.bilinear_form.matrices(ops.cast(inputs, self.compute_dtype))
 
     @keras.layers.Layer.trainable.setter
@@ -216,7 +216,7 @@ class NeuralSimilarity(WithSimilarity):
             new.assign(variable)
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
-        self.bilinear_form.require("static", "fold")
+        self.bilinear_form.require_kind("static", "fold")
         is_float = self.quantization_mode is None
         demand = "float, not quantized, to be folded"
         validation.require(is_float, "kernel", demand, self.quantization_mode)

@@ -31,7 +31,7 @@ class SimilarityCell(WithSimilarity):
     bilinear_form = property(attrgetter("input_form"))
 
     def set_similarity(self, similarity: Any, predictor: Any, block_size: Any) -> None:
-        # A cell runs in a loop, which no loss of a step can leave.
+        # Keras calls a cell in a loop, and the losses of its steps do not leave the loop.
         is_plain = predictor is None or similarity.regularizer is None
         fits = is_plain and similarity.shared_by == "layer" and not similarity.learn_shape
         demand = (
@@ -66,7 +66,7 @@ class SimilarityCell(WithSimilarity):
         return super().call(x, tree.pack_sequence_as(states, [h, *carry]), training)
 
     def folded_variables(self) -> list[tuple[keras.Variable, Tensor]]:
-        self.input_form.require("static", "fold")
+        self.input_form.require_kind("static", "fold")
         return [
             (kernel, form.fold_kernel(ops.convert_to_tensor(kernel)))
             for form, kernel in self.forms_and_kernels()

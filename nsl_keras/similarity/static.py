@@ -107,7 +107,7 @@ class StaticForm(BilinearForm):
             constraint=constraint,
             autocast=False,
         )
-        self.build_shape()
+        self.build_learned_shape()
 
     def _penalty(self, _: Tensor) -> Tensor:
         return self.similarity.regularizer(self.similarity_matrix)
@@ -117,8 +117,8 @@ class StaticForm(BilinearForm):
         moved = ops.transpose(kernel, self._features_first)
         blocks = ops.reshape(moved, self._blocks)
         if self.shape_parameters is not None:
-            behind = [1] * (2 if self.on_vectors else 4)
-            blocks = ops.reshape(self.shape_mask(), (-1, *behind)) * blocks  # NSL Eq. (4)
+            ones = [1] * (2 if self.on_vectors else 4)
+            blocks = ops.reshape(self.shape_mask(), (-1, *ones)) * blocks  # NSL Eq. (4)
         blocks = ops.transpose(blocks, self._order)
         parameters = ops.convert_to_tensor(self.similarity_parameters)
         equivalent = self.similarity.equivalent_kernel(  # NSL Eq. (2)

@@ -111,7 +111,7 @@ def load_task(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
 def _trained_and_frozen(model: keras.Model, what: str) -> tuple[list[Any], list[Any]]:
     """Returns the weights that training changes, and all other weights."""
-    validation.built(model, what)
+    validation.require_built(model, what)
     with_state = [
         each
         for each in nesting.sublayers(model)
@@ -132,7 +132,9 @@ def _description(model: keras.Model, trained: list[Any]) -> dict[str, Any]:
         kept = {name: each for name, each in config.items() if name not in _OF_TRAINING}
         kind = type(form.similarity).__name__, type(form.predictor).__name__
         recipe: Any = None
-        if form.predictor is not None and not isinstance(form.predictor, keras.Layer):
+        if form.predictor is not None and not isinstance(
+            form.predictor, keras.layers.Layer
+        ):
             recipe = form.predictor.get_config()
         similarities.append([form.path, *kind, kept, form.taps, recipe])
     weights = [[each.path, list(each.shape)] for each in trained]

@@ -79,7 +79,7 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
     ) -> None:
         """Configures training, as in Keras; the loss of a classifier must take logits."""
         if self.classifies:
-            loss_of_logits(loss)
+            require_logits_loss(loss)
         super().compile(optimizer, loss, *args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class CheckedModel(nesting.KeepsFrozen, ReplicatedModel):
         return y
 
 
-def loss_of_logits(loss: Any) -> None:
+def require_logits_loss(loss: Any) -> None:
     """Raises if a loss, or one of several losses, does not take logits.
 
     A loss with the argument `from_logits` says so itself. Keras's other losses are refused:

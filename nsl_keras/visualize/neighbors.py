@@ -231,6 +231,6 @@ def _labels(labels: Any, names: list[str], examples: int, argument: str) -> list
     """Returns the names of labels, one-hot or not; none for `None`."""
     if labels is None:
         return []
-    validation.one_per_example(labels, examples, argument)
-    validation.class_labels(labels, len(names), argument)
+    validation.require_one_per_example(labels, examples, argument)
+    validation.require_class_labels(labels, len(names), argument)
     return [names[each] for each in classes_of(labels)]

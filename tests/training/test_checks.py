@@ -113,9 +113,9 @@ def test_every_loss_of_keras_is_one_of_logits_or_refused():
         seen.add(name)
         if not says:
             with refused("`loss` must take logits"):
-                checks.loss_of_logits(loss)
+                checks.require_logits_loss(loss)
             continue
-        checks.loss_of_logits(loss)
+        checks.require_logits_loss(loss)
         labels = np.array([1, 0]) if "sparse" in name else np.eye(3)[[1, 0]]
         one, other = (loss(labels, X[:2, :3] + added) for added in (0, shift))
         is_softmax = not name.startswith("binary")
@@ -127,6 +127,6 @@ def test_losses_by_name_in_lists_and_of_others():
     logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     for loss in ("kld", "sparse_categorical_crossentropy", "mse", [logits, "poisson"]):
         with refused(r"`loss` must take logits.*loss="):
-            checks.loss_of_logits(loss)
+            checks.require_logits_loss(loss)
     for loss in (None, logits, lambda y_true, y_pred: ops.mean(y_pred)):
-        checks.loss_of_logits(loss)
+        checks.require_logits_loss(loss)
