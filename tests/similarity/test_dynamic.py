@@ -219,22 +219,22 @@ IN_BLOCKS = SimilarityPredictor(at_each_position, downsampling=2)
 )
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        layer_on(np.ones((2, 9, 11, 4), "float32"), **options)
+        NeuralSimilarityConv2D(4, **{"kernel_size": 3, **options})(normal(2, 9, 11, 4))
 
 
-def layer_on(inputs, **options):
-    return NeuralSimilarityConv2D(4, **{"kernel_size": 3, **options})(inputs)
+def on_small_images(layer):
+    layer.build((None, 9, 9, 3))
+    layer(np.ones((2, 2, 7, 3)))
 
 
-SMALL = np.ones((2, 2, 7, 3))
 test_errors_of_layers_and_inputs = refusing(
     (
         lambda: layers.NeuralSimilarityConv2DTranspose(2, 3, **DYNAMIC),
         "`predictor` must be None in .* transposed layers",
     ),
-    (lambda: layer_on(SMALL), "zero or negative"),
-    (lambda: layer_on(SMALL, predictor="sphere"), "zero or negative"),
-    (lambda: layers.SphereConv2D(4, 3)(SMALL), "zero or negative"),
+    (lambda: on_small_images(NeuralSimilarityConv2D(4, 3)), "zero or neg"),
+    (lambda: on_small_images(NeuralSimilarityConv2D(4, 3, **DYNAMIC)), "zero or neg"),
+    (lambda: on_small_images(layers.SphereConv2D(4, 3)), "zero or negative"),
     (lambda: layers.SphereConv2D(4, 3).build((None, 5, 5, None)), "known at the channel"),
     (
         lambda: layers.NeuralSimilarityDense(5, block_size=5).build((None, 12)),
