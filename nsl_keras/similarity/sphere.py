@@ -86,6 +86,7 @@ class Sphere(keras.layers.Layer):
         set_autocast(next(each for each in self.variables if each.name == "kernel"), False)
 
     def call(self, inputs: Tensor) -> Tensor:
+        # For the reasons in `NeuralSimilarity.call`.
         shape = tuple(size if isinstance(size, int) else None for size in inputs.shape)
         if self.rank and 0 in self.compute_output_shape(shape)[1:]:
             raise ValueError(

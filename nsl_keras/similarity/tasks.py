@@ -132,9 +132,7 @@ def _description(model: keras.Model, trained: list[Any]) -> dict[str, Any]:
         kept = {name: each for name, each in config.items() if name not in _OF_TRAINING}
         kind = type(form.similarity).__name__, type(form.predictor).__name__
         recipe: Any = None
-        if form.predictor is not None and not isinstance(
-            form.predictor, keras.layers.Layer
-        ):
+        if form.predictor is not None and not isinstance(form.predictor, keras.Layer):
             recipe = form.predictor.get_config()
         similarities.append([form.path, *kind, kept, form.taps, recipe])
     weights = [[each.path, list(each.shape)] for each in trained]
